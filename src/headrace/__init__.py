@@ -1,0 +1,1 @@
+"""headrace: carries data to a model."""
