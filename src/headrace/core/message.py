@@ -1,0 +1,38 @@
+"""What flows between stages: blocks and cuts.
+
+A `Cut` is a barrier at a fixed position of a lane's sample stream (Chandy and Lamport 1985, as stream processors use it).
+A stage that meets a cut has released everything before it; a stateful stage adds its state as the cut passes. A cut with
+`flush` first makes every stateful operator emit what it holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.core.block import Block
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A barrier in one lane before sample `offset` of chunk `chunk`; `states` holds one entry per stateful operator passed."""
+
+    lane: int
+    chunk: int
+    offset: int
+    flush: bool = False
+    states: tuple[Any, ...] = ()
+
+    def with_state(self, state: Any) -> Cut:
+        """The cut after one more stateful operator."""
+        return replace(self, states=(*self.states, state))
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The lane has no more samples; operators emit what they hold."""
+
+    lane: int
+
+
+Message = Block | Cut | End
