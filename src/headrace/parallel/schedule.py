@@ -50,6 +50,11 @@ class Schedule:
         """Whether some weight gradient runs apart from its input gradient."""
         return any(action.kind is Kind.W for row in self.rows for action in leaves(row))
 
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether nothing is differentiated: an evaluation."""
+        return all(action.kind is Kind.F for row in self.rows for action in row if action.is_compute)
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that live on `rank`, in ascending order."""
         return tuple(stage for stage, owner in enumerate(self.stage_to_rank) if owner == rank)

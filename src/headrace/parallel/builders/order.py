@@ -36,3 +36,9 @@ def one_by_one(
     if delay:
         row.extend(Action(stage, Kind.W, mb) for stage, mb in backwards[max(0, len(backwards) - delay) :])
     return row
+
+
+def in_groups(stages: Sequence[int], num_microbatches: int, group: int) -> list[Slot]:
+    """Depth first: `group` microbatches through the first stage, the same through the next, then the next group."""
+    starts = range(0, num_microbatches, group)
+    return [(stage, mb) for start in starts for stage in stages for mb in range(start, start + group)]
