@@ -4,7 +4,7 @@
     schedule.py   Schedule(name, num_microbatches, rows, stage_to_rank): one row of actions a rank; CSV both ways
     timeline.py   Span(rank, action, start, end), Timeline: predicted and measured alike
     formulas.py   bubble_fraction and the questions asked of it
-    builders/     one schedule a file (not "build": that name is ignored by git and ruff); build_schedule(name, num_ranks, num_microbatches, chunks=None) -> Schedule
+    builders/     one schedule a file; build_schedule(name, num_ranks, num_microbatches, chunks=None) -> Schedule
     lower.py      compute actions -> with sends, receives, unshard, reshard, reduce
     check.py      the static proof: complete, acyclic, matched, free of deadlock, within the memory cap
     simulate.py   times and bytes per stage -> Timeline, bubbles, critical path, peak memory, lower bound

@@ -1,8 +1,8 @@
 """DualPipe-V: the V of ZB-V with a forward and a backward of different microbatches joined into pairs that may overlap.
 
 Its gain is the overlap (all-to-all of one half under the matrix products of the other); run in turn it has bubble
-(N-1)(F&B + B - 3W) of chunk times at equal times, and holds N + 1/2 activations. Needs 2N microbatches for its pattern; for fewer the
-pattern is cut short. Source: DeepSeek-V3 report (arXiv 2412.19437) and its V form.
+(N-1)(F&B + B - 3W) of chunk times at equal times, and holds N + 1/2 activations. Needs 2N microbatches for its
+pattern; for fewer the pattern is cut short. Source: DeepSeek-V3 report (arXiv 2412.19437) and its V form.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.parallel.action import Action
+from headrace.parallel.builders.controllable import v_half, v_min
 from headrace.parallel.builders.dualpipe_v import dualpipe_v
 from headrace.parallel.builders.gpipe import gpipe
 from headrace.parallel.builders.interleaved import interleaved_one_f_one_b, whole_groups
@@ -73,6 +74,22 @@ _RECIPES = {
             placement="v",
             splits_backward=True,
             pattern=lambda ranks, microbatches: max(microbatches, 2 * ranks - 1),
+        ),
+        Recipe(
+            "v-half",
+            v_half,
+            "V with half of ZB-V's activations and half of 1F1B's bubble",
+            chunks=2,
+            placement="v",
+            splits_backward=True,
+        ),
+        Recipe(
+            "v-min",
+            v_min,
+            "V with a third of ZB-V's activations and two thirds of 1F1B's bubble",
+            chunks=2,
+            placement="v",
+            splits_backward=True,
         ),
         Recipe(
             "dualpipe-v",
