@@ -1,0 +1,220 @@
+"""Checkpoints: a position and a count.
+
+A checkpoint of a lane is the newest cut whose preceding records were all delivered (before the last delivered batch), and the
+number of batches taken since. What operators held at the cut is written as recipes, not payloads: the chunk, offset and
+piece of each held record, and for packed rows the token span of each segment. Nothing in it depends on how far ahead the
+pipeline ran, so two runs that delivered equally many batches have byte-equal checkpoints.
+
+Everything is msgpack: dicts with string keys, lists, ints, floats, strings, bytes. Never pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import zstandard
+
+from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, PIECE, Ints, Origin
+from headrace.errors import CheckpointError
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """One stateful operator at a cut: its own small state, and the origins of the rows it held."""
+
+    state: dict[str, Any]
+    held: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """One lane: the cut (`chunk`, `offset`, samples before it), operators at the cut, and batches `taken` since.
+
+    `sources` maps chunk numbers to the work source's state before that chunk: the cut's own, and those of chunks that held
+    rows came from. `operators` is empty for a lane that has not met a cut.
+    """
+
+    chunk: int
+    offset: int
+    position: int
+    taken: int
+    sources: dict[int, dict[str, Any]]
+    operators: tuple[OperatorState, ...] = ()
+
+    def encode(self) -> dict[str, Any]:
+        """As a msgpack-able dict."""
+        return {
+            "chunk": self.chunk,
+            "offset": self.offset,
+            "position": self.position,
+            "taken": self.taken,
+            "sources": {str(chunk): state for chunk, state in sorted(self.sources.items())},
+            "operators": [{"state": op.state, "held": encode_origin(op.held)} for op in self.operators],
+        }
+
+    @classmethod
+    def decode(cls, data: Mapping[str, Any]) -> LaneState:
+        """Back from `encode()`."""
+        return cls(
+            int(data["chunk"]),
+            int(data["offset"]),
+            int(data["position"]),
+            int(data["taken"]),
+            {int(chunk): dict(state) for chunk, state in data["sources"].items()},
+            tuple(OperatorState(dict(op["state"]), decode_origin(op["held"])) for op in data["operators"]),
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Origins as bytes
+# ---------------------------------------------------------------------------------------------------
+
+
+def encode_origin(origin: Origin) -> bytes:
+    """Chunk, offset and piece of each segment (the rest follows from the work source), and the row layout of packed rows.
+
+    Neighbours differ little, so differences are written byte plane by byte plane and compressed: about one byte per record
+    for a shuffle buffer.
+    """
+    columns = [origin.ids[:, CHUNK], origin.ids[:, OFFSET], origin.ids[:, PIECE]]
+    if origin.rows is not None:
+        columns.append(np.diff(origin.rows))
+        spans = np.zeros((len(origin.ids), 2), np.int64) if origin.spans is None else origin.spans
+        columns += [spans[:, 0], spans[:, 1]]
+    if not len(origin.ids):
+        return b""
+    header = msgspec.msgpack.encode([len(origin.ids), -1 if origin.rows is None else len(origin)])
+    body = b"".join(_pack_ints(column) for column in columns)
+    return header + zstandard.ZstdCompressor(level=9).compress(body)
+
+
+def decode_origin(data: bytes) -> Origin:
+    """Back from `encode_origin`; dataset, shard, row and component are zero until `locate` fills them in."""
+    if not data:
+        return Origin.empty()
+    at = data.index(b"\x28\xb5\x2f\xfd")  # the zstd frame's magic number ends the header
+    segments, rows = msgspec.msgpack.decode(data[:at], type=tuple[int, int])
+    body = memoryview(zstandard.ZstdDecompressor().decompress(data[at:]))
+    ids = np.zeros((segments, ORIGIN_WIDTH), np.int64)
+    for field in (CHUNK, OFFSET, PIECE):
+        ids[:, field], body = _unpack_ints(body, segments)
+    if rows < 0:
+        return Origin(ids)
+    counts, body = _unpack_ints(body, rows)
+    starts, body = _unpack_ints(body, segments)
+    lengths, body = _unpack_ints(body, segments)
+    return Origin(ids, np.concatenate([[0], np.cumsum(counts)]), np.stack([starts, lengths], axis=1))
+
+
+def _pack_ints(values: Ints) -> bytes:
+    delta = np.diff(values, prepend=0)
+    zigzag = ((delta << 1) ^ (delta >> 63)).astype("<u8")
+    return np.ascontiguousarray(zigzag.view(np.uint8).reshape(-1, 8).T).tobytes()
+
+
+def _unpack_ints(body: memoryview, n: int) -> tuple[Ints, memoryview]:
+    planes = np.frombuffer(body[: 8 * n], np.uint8).reshape(8, n)
+    zigzag = np.ascontiguousarray(planes.T).view("<u8").reshape(n)
+    delta = (zigzag >> np.uint64(1)).astype(np.int64) ^ -(zigzag & np.uint64(1)).astype(np.int64)
+    return np.cumsum(delta), body[8 * n :]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Whole checkpoints
+# ---------------------------------------------------------------------------------------------------
+
+
+def assemble(recipe: dict[str, Any], lanes_total: int, position: int, lanes: Mapping[int, LaneState]) -> dict[str, Any]:
+    """One rank's checkpoint: the recipe it belongs to, global batches delivered, and its lanes."""
+    return {
+        "format": FORMAT,
+        "canonical_replicas": lanes_total,
+        "position": position,
+        "recipe": recipe,
+        "lanes": {str(lane): state.encode() for lane, state in sorted(lanes.items())},
+    }
+
+
+def to_bytes(state: Mapping[str, Any]) -> bytes:
+    """Canonical bytes of a checkpoint."""
+    return msgspec.msgpack.encode(state)
+
+
+def from_any(state: Any) -> dict[str, Any]:
+    """A checkpoint from a dict or from bytes; CheckpointError says what is missing."""
+    if isinstance(state, (bytes, bytearray, memoryview)):
+        try:
+            state = msgspec.msgpack.decode(bytes(state))
+        except msgspec.DecodeError as error:
+            raise CheckpointError(f"these {len(state)} bytes are not a headrace checkpoint: {error}") from None
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"a checkpoint is a dict or bytes, got {type(state).__name__}")
+    missing = [key for key in ("format", "canonical_replicas", "position", "recipe", "lanes") if key not in state]
+    if missing:
+        raise CheckpointError(f"this is not a headrace checkpoint: it lacks {', '.join(missing)}")
+    if state["format"] > FORMAT:
+        raise CheckpointError(
+            f"checkpoint format {state['format']} is newer than this headrace reads ({FORMAT}); upgrade headrace"
+        )
+    return dict(state)
+
+
+def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The union of several ranks' checkpoints; they must be of one recipe and one position, and agree on shared lanes."""
+    first = dict(states[0])
+    lanes = dict(first["lanes"])
+    for number, state in enumerate(states[1:], 1):
+        for key in ("canonical_replicas", "position"):
+            if state[key] != first[key]:
+                raise CheckpointError(
+                    f"checkpoints 0 and {number} contradict each other: {key} is {first[key]} and {state[key]}; "
+                    "restore states that were saved at the same step"
+                )
+        changed = differences(first["recipe"], state["recipe"])
+        if changed:
+            raise CheckpointError(f"checkpoints 0 and {number} are of different recipes: " + "; ".join(changed))
+        for lane, lane_state in state["lanes"].items():
+            if lanes.setdefault(lane, lane_state) != lane_state:
+                raise CheckpointError(f"checkpoints 0 and {number} contradict each other about lane {lane}")
+    first["lanes"] = dict(sorted(lanes.items(), key=lambda item: int(item[0])))
+    return first
+
+
+def require_lanes(state: Mapping[str, Any], needed: Iterable[int]) -> dict[int, LaneState]:
+    """The lanes asked for, decoded; CheckpointError names those that no state holds."""
+    missing = [lane for lane in needed if str(lane) not in state["lanes"]]
+    if missing:
+        raise CheckpointError(
+            f"lanes {missing} are in none of the checkpoints given (they hold {', '.join(state['lanes'])}); "
+            "pass the states of every rank, as a list"
+        )
+    return {lane: LaneState.decode(state["lanes"][str(lane)]) for lane in needed}
+
+
+def flatten(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys, so that differences can be listed."""
+    flat: dict[str, Any] = {}
+    for key, value in recipe.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, path + "."))
+        else:
+            flat[path] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Every difference between two recipes, "key: old -> new"."""
+    a, b = flatten(old), flatten(new)
+    out = []
+    for key in dict.fromkeys([*a, *b]):
+        left, right = a.get(key, "absent"), b.get(key, "absent")
+        if left != right:
+            out.append(f"{key}: {left!r} -> {right!r}")
+    return out

@@ -1,0 +1,292 @@
+"""Order, credit and retry, as two machines without threads, sockets or clocks.
+
+`Window` answers "may I submit more, and what may the consumer have now". Results come back in any order and
+in parts (a worker acknowledges a *prefix* of a batch), and leave in the order of their inputs. The key is the
+index of an *input*, never of an output: a step may yield zero or many outputs, and counting inputs is the one
+count that stays right for all of them.
+
+`Dispatch` answers "which worker gets what, and what now that this one is dead". It holds every input until
+that input is acknowledged, so a death costs a re-run of at most the unacknowledged part.
+
+Contract, kept by both: if the code differs from the following, the code is wrong.
+
+* Every input that was submitted is released exactly once: with outputs (perhaps none) or with its error.
+* In ordered mode releases leave in input order, and an error leaves at its input's place.
+* At most `limit` submissions are outstanding; a submission gives its credit back when the consumer took the
+  last of its inputs.
+* A worker's death is held against the one input it was busy with. Others are run again without blame; the
+  culprit is run again `max_retries` times and is then given up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from headrace.errors import InternalError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Generic[T]):
+    """`count` inputs from `index` on are done; these are their outputs."""
+
+    index: int
+    count: int
+    outputs: Sequence[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Input `index` failed with `error`; it counts as one input."""
+
+    index: int
+    error: Any
+    count: int = 1
+
+
+class Window(Generic[T]):
+    """Puts finished inputs back in order and bounds how many are outstanding.
+
+    >>> window = Window(limit=2)
+    >>> first, second = window.submit(), window.submit()
+    >>> window.room
+    0
+    >>> window.finished(second, 0, 1, ["b"]); window.take() is None
+    True
+    >>> window.finished(first, 0, 1, ["a"]); window.take().outputs, window.take().outputs
+    (['a'], ['b'])
+    >>> window.room
+    2
+    """
+
+    def __init__(self, limit: int, *, ordered: bool = True) -> None:
+        """Allow `limit` submissions at a time; `ordered=False` releases as finished."""
+        self.limit = limit
+        self.ordered = ordered
+        self.submitted = 0
+        self.taken = 0
+        self._next = 0  # the lowest input that was not released
+        self._open: dict[int, int] = {}  # first input of a submission -> its inputs not yet taken
+        self._waiting: dict[int, tuple[int, Release[T] | Stop]] = {}
+        self._ready: deque[tuple[int, Release[T] | Stop]] = deque()
+
+    @property
+    def room(self) -> int:
+        """How many submissions may be made now (never negative)."""
+        return max(0, self.limit - len(self._open))
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything submitted was taken."""
+        return not self._open
+
+    @property
+    def held(self) -> int:
+        """Parts that are finished and wait for an earlier one."""
+        return len(self._waiting)
+
+    def submit(self, count: int = 1) -> int:
+        """Enter one submission of `count` inputs; returns the index of its first input."""
+        first = self.submitted
+        self.submitted += count
+        self._open[first] = count
+        return first
+
+    def finished(self, first: int, start: int, count: int, outputs: Sequence[T]) -> None:
+        """Inputs `start .. start + count` of the submission that began at `first` are done."""
+        self._enter(first, Release(first + start, count, outputs))
+
+    def failed(self, first: int, start: int, error: Any) -> None:
+        """Input `start` of the submission that began at `first` has failed for good."""
+        self._enter(first, Stop(first + start, error))
+
+    def take(self) -> Release[T] | Stop | None:
+        """What the consumer gets next, or None if nothing may leave yet."""
+        if not self._ready:
+            return None
+        first, out = self._ready.popleft()
+        self.taken += out.count
+        left = self._open[first] - out.count
+        if left:
+            self._open[first] = left
+        else:
+            del self._open[first]
+        return out
+
+    def _enter(self, first: int, part: Release[T] | Stop) -> None:
+        index = part.index
+        if first not in self._open or (self.ordered and index < self._next) or index in self._waiting:
+            raise InternalError(f"input {index} was acknowledged twice")
+        if not self.ordered:
+            self._ready.append((first, part))
+            return
+        self._waiting[index] = (first, part)
+        while (entry := self._waiting.pop(self._next, None)) is not None:
+            self._ready.append(entry)
+            self._next += entry[1].count
+
+
+@dataclass(slots=True)
+class Batch:
+    """Inputs that travel together. `key` is the owner's name for them and comes back with each result.
+
+    `items` is a sequence, or bytes that only a worker can read (`count` says how many items are in them).
+    `worker` binds the batch to one worker; `first` is the index of the first item in the whole input.
+    """
+
+    key: Hashable
+    items: Any
+    count: int
+    first: int = 0
+    worker: int | None = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """The part `start .. stop` of a batch: what is sent, acknowledged, handed back and retried."""
+
+    batch: Batch
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Number of inputs."""
+        return self.stop - self.start
+
+
+@dataclass(slots=True)
+class GiveUp:
+    """Input `start` of `batch` was being worked on in `attempts` deaths: it is not tried again."""
+
+    batch: Batch
+    start: int
+    attempts: int
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One worker: the pieces sent to it, oldest first, and the batches that only it may run."""
+
+    held: deque[Piece] = field(default_factory=deque)
+    bound: deque[Piece] = field(default_factory=deque)
+
+
+class Dispatch:
+    """Gives pieces to workers, oldest input first, to the least loaded; takes back what a death left."""
+
+    def __init__(self, workers: int, *, depth: int = 2, max_retries: int = 2) -> None:
+        """`depth` pieces may be with a worker at a time: one in work and the others on the way."""
+        self.depth = depth
+        self.max_retries = max_retries
+        self.retries = 0
+        self._seats = [_Seat() for _ in range(workers)]
+        self._pending: deque[Piece] = deque()
+        self._deaths: dict[tuple[Hashable, int], int] = {}
+        self._barren = [0] * workers  # deaths in a row without a single acknowledgement
+
+    @property
+    def pending(self) -> int:
+        """Pieces that no worker has yet."""
+        return len(self._pending) + sum(len(seat.bound) for seat in self._seats)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any input is pending or with a worker."""
+        return bool(self._pending) or any(seat.held or seat.bound for seat in self._seats)
+
+    def load(self, worker: int) -> int:
+        """Pieces that this worker holds."""
+        return len(self._seats[worker].held)
+
+    def holds(self, worker: int) -> list[Piece]:
+        """Pieces that this worker holds, oldest first."""
+        return list(self._seats[worker].held)
+
+    def submit(self, batch: Batch) -> None:
+        """Take a batch in; `assign` hands it out."""
+        piece = Piece(batch, 0, batch.count)
+        (self._pending if batch.worker is None else self._seats[batch.worker].bound).append(piece)
+
+    def assign(self, most: int | None = None) -> tuple[int, Piece] | None:
+        """The next piece to send and the worker to send it to, or None; `most` inputs at once."""
+        for worker, seat in enumerate(self._seats):
+            if seat.bound and len(seat.held) < self.depth:
+                return worker, self._cut(seat.bound, seat, most)
+        if not self._pending:
+            return None
+        worker = min(range(len(self._seats)), key=lambda w: len(self._seats[w].held))
+        seat = self._seats[worker]
+        if len(seat.held) >= self.depth:
+            return None
+        return worker, self._cut(self._pending, seat, most)
+
+    def acknowledged(self, worker: int, count: int, *, last: bool) -> tuple[Batch, int]:
+        """`count` more inputs of the worker's oldest piece are done; returns their batch and start.
+
+        `last` says that the worker is through with the piece. What it left undone goes to the front of the
+        queue, for whoever is free.
+        """
+        seat = self._seats[worker]
+        piece = seat.held[0]
+        start = piece.start
+        piece.start += count
+        if count:
+            self._barren[worker] = 0
+            for index in range(start, piece.start) if self._deaths else ():
+                self._deaths.pop((piece.batch.key, index), None)
+        if last:
+            seat.held.popleft()
+            if piece:
+                (self._pending if piece.batch.worker is None else seat.bound).appendleft(piece)
+        elif not piece:
+            raise InternalError("a worker acknowledged a whole piece and still holds it")
+        return piece.batch, start
+
+    def died(self, worker: int, begun: int, *, retry: bool = True) -> list[GiveUp]:
+        """The worker is gone. `begun` inputs were started since its last acknowledgement (0: between items).
+
+        Everything it held is pending again, except an input that has now been in work at more than
+        `max_retries` deaths (or at this one, with `retry=False`).
+        """
+        seat = self._seats[worker]
+        self._barren[worker] += 1
+        given_up: list[GiveUp] = []
+        pieces = list(seat.held)
+        seat.held.clear()
+        if pieces:
+            piece = pieces.pop(0)
+            culprit = min(piece.start + max(begun - 1, 0), piece.stop - 1)
+            attempts = self._deaths.get((piece.batch.key, culprit), 0) + 1
+            if retry and attempts <= self.max_retries:
+                self._deaths[piece.batch.key, culprit] = attempts
+                self.retries += 1
+                pieces.insert(0, piece)
+            else:
+                self._deaths.pop((piece.batch.key, culprit), None)
+                given_up.append(GiveUp(piece.batch, culprit, attempts))
+                around = (Piece(piece.batch, piece.start, culprit), Piece(piece.batch, culprit + 1, piece.stop))
+                pieces[:0] = [part for part in around if part]
+        for piece in reversed(pieces):
+            (self._pending if piece.batch.worker is None else seat.bound).appendleft(piece)
+        return given_up
+
+    def barren(self, worker: int) -> bool:
+        """Whether this worker died again and again without finishing anything: it cannot even start."""
+        return self._barren[worker] > self.max_retries + 1 and not self._seats[worker].held
+
+    def _cut(self, queue: deque[Piece], seat: _Seat, most: int | None) -> Piece:
+        piece = queue.popleft()
+        if most is not None and len(piece) > most:
+            queue.appendleft(Piece(piece.batch, piece.start + most, piece.stop))
+            piece = Piece(piece.batch, piece.start, piece.start + most)
+        seat.held.append(piece)
+        return piece
+
+
+def whole(items: Sequence[Any], key: Hashable, *, first: int = 0, worker: int | None = None) -> Batch:
+    """A batch of these items."""
+    return Batch(key, items, len(items), first, worker)

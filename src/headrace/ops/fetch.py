@@ -1,0 +1,132 @@
+"""fetch: from sample pointers to payload. Implicit, always first.
+
+A block of pointers is grouped by shard, each group is read in one call, and the rows are put back in the order of the
+block. Only the fields that some operator can read are decoded (`fields`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.core.block import DATASET, ROW, SHARD, Block, Column, Ints, concat_blocks
+from headrace.core.op import BadRows, Fields, Worker
+
+
+class Reader(Protocol):
+    """Reads rows of one dataset; safe to use from several threads."""
+
+    def read(
+        self, shard: int, rows: Ints, fields: Fields = None, bad: BadRows | None = None
+    ) -> dict[str, Column] | list[Any]:
+        """Payload of `rows` in that order, without those reported to `bad`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and buffers."""
+        ...
+
+
+class Openable(Protocol):
+    """A dataset, as far as fetch is concerned."""
+
+    def open(self, options: Any = None) -> Reader:
+        """Open for reading."""
+        ...
+
+
+class SharedReaders:
+    """One reader per dataset, opened on first use and shared by the threads of a process."""
+
+    def __init__(self, datasets: Mapping[int, Openable], options: Any = None) -> None:
+        self._datasets, self._options = datasets, options
+        self._open: dict[int, Reader] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, dataset: int) -> Reader:
+        reader = self._open.get(dataset)
+        if reader is None:
+            with self._lock:
+                reader = self._open.get(dataset)
+                if reader is None:
+                    reader = self._open[dataset] = self._datasets[dataset].open(self._options)
+        return reader
+
+    def close(self) -> None:
+        """Close every reader that was opened."""
+        with self._lock:
+            for reader in self._open.values():
+                reader.close()
+            self._open.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedReaders, (self._datasets, self._options)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read the samples that a block points to."""
+
+    readers: SharedReaders = field(repr=False)
+    fields: Fields = None
+    name: str = "fetch"
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing: what is fetched is the curriculum's concern, and projection is not data."""
+        return {}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Whatever is asked for."""
+        return downstream
+
+    def projected(self, fields: Fields) -> Fetch:
+        """The same, decoding only `fields`."""
+        return replace(self, fields=fields)
+
+    def worker(self) -> Worker:
+        """A function that fills blocks of pointers."""
+        readers, fields = self.readers, self.fields
+
+        def fetch(block: Block, bad: BadRows) -> Block:
+            return _fill(block, bad, readers, fields)
+
+        return fetch
+
+
+def _fill(block: Block, bad: BadRows, readers: SharedReaders, fields: Fields) -> Block:
+    ids = block.origin.ids
+    if not len(ids):
+        return block.with_columns({})
+    parts: list[Block] = []
+    placed: list[Ints] = []
+    for index in _by_shard(ids):
+        dataset, shard = int(ids[index[0], DATASET]), int(ids[index[0], SHARD])
+        refused = BadRows()
+        payload = readers[dataset].read(shard, ids[index, ROW], fields, refused)
+        if refused.rows:
+            for at, error in zip(refused.rows, refused.errors, strict=True):
+                bad.add(int(index[at]), error)
+            index = np.delete(index, refused.rows)
+        origin = block.origin.take(index)
+        part = Block(block.lane, origin)
+        parts.append(part.with_columns(payload) if isinstance(payload, dict) else part.with_rows(payload))
+        placed.append(index)
+    whole = concat_blocks(parts)
+    if len(parts) == 1:
+        return whole
+    order = np.argsort(np.concatenate(placed), kind="stable")
+    return whole.take(order)
+
+
+def _by_shard(ids: Ints) -> list[Ints]:
+    """Row indices of each (dataset, shard) in the block, in stream order within a group."""
+    key = (ids[:, DATASET] << 40) | ids[:, SHARD]
+    if (key == key[0]).all():
+        return [np.arange(len(key))]
+    order = np.argsort(key, kind="stable")
+    breaks = np.flatnonzero(np.diff(key[order])) + 1
+    return np.split(order, breaks)

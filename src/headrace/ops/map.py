@@ -1,0 +1,325 @@
+"""User functions: on one payload (`MapTransform`, `Filter`), on columns (`MapBlock`), on a finished batch (`MapBatch`).
+
+A user function must be a function of its argument alone, or resuming and parallel workers would change the data. That is
+checked on the first records that each worker sees: the function runs twice on copies and must agree with itself; a block
+function must give the same rows for a block and for its halves.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.core.block import Block, Column, Drop, Ragged, Text, field_roots, slice_column, to_list
+from headrace.core.op import BadRows, Fields, Worker
+from headrace.errors import ConfigError, OperatorError
+from headrace.options import Validation
+
+CHECKED: Final = 4
+"""Records on which a worker checks a user function."""
+
+
+def require_callable(fn: Any, method: str) -> None:
+    """TypeError-like ConfigError if `fn` cannot be called."""
+    if not callable(fn):
+        raise TypeError(f"{method}() takes a function, got {type(fn).__name__}: {fn!r:.80}")
+
+
+def function_name(fn: Any) -> str:
+    """How explain() and errors call a user function."""
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+@dataclass(frozen=True, slots=True)
+class MapTransform:
+    """`fn(payload) -> payload or None`, one record at a time. None drops the record (with `drop_none`)."""
+
+    fn: Callable[[Any], Any]
+    drop_none: bool = True
+    validation: Validation = "strict"
+    name: str = "map_transform"
+
+    def describe(self) -> dict[str, Any]:
+        """The function's name: its code is the user's to keep unchanged."""
+        return {"fn": function_name(self.fn), "drop_none": self.drop_none}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Everything: a function may look anywhere."""
+        return None
+
+    def worker(self) -> Worker:
+        """A function over blocks that calls `fn` per record."""
+        unchecked = [CHECKED if self.validation != "off" else 0]
+
+        def transform(block: Block, bad: BadRows) -> Block:
+            kept, rows, dropped = [], [], []
+            for i, payload in enumerate(block.payloads()):
+                try:
+                    if unchecked[0]:
+                        unchecked[0] -= 1
+                        self._check(payload)
+                    result = self.fn(dict(payload) if type(payload) is dict else payload)
+                except OperatorError:
+                    raise
+                except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
+                    bad.add(i, error)
+                    continue
+                if result is None:
+                    if self.drop_none:
+                        dropped.append(i)
+                        continue
+                    result = payload
+                kept.append(i)
+                rows.append(result)
+            return keep_rows(block, kept, dropped, self.name, "returned None").with_rows(rows)
+
+        return transform
+
+    def _check(self, payload: Any) -> None:
+        first, second = self.fn(copy.deepcopy(payload)), self.fn(copy.deepcopy(payload))
+        if not same(first, second):
+            _complain(
+                self.validation,
+                f"map_transform({function_name(self.fn)}) gave two results for one record, so a resumed run would differ: "
+                f"{_short(first)} and then {_short(second)}. Make it a function of its argument alone (seed any randomness "
+                "from the record), or switch this check off with options(auto_validation='off').",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keep the records for which `predicate(payload)` is true."""
+
+    predicate: Callable[[Any], Any]
+    name: str = "filter"
+
+    def describe(self) -> dict[str, Any]:
+        """The predicate's name."""
+        return {"fn": function_name(self.predicate)}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Everything: a predicate may look anywhere."""
+        return None
+
+    def worker(self) -> Worker:
+        """A function over blocks that asks per record."""
+
+        def keep(block: Block, bad: BadRows) -> Block:
+            kept, dropped = [], []
+            for i, payload in enumerate(block.payloads()):
+                try:
+                    (kept if self.predicate(payload) else dropped).append(i)
+                except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
+                    bad.add(i, error)
+            return keep_rows(block, kept, dropped, self.name, "filtered")
+
+        return keep
+
+
+@dataclass(frozen=True, slots=True)
+class MapBlock:
+    """`fn(columns) -> columns`: dict of columns in, dict of columns out, same number of rows.
+
+    Text arrives as a list of str, ragged numbers as a list of arrays, fixed-width fields as numpy arrays. `fn` may also
+    return `(columns, keep)` with a bool mask over its input rows; the columns then hold the kept rows. `reads` names the
+    fields that `fn` looks at, so that only these are decoded; None means all.
+    """
+
+    fn: Callable[[dict[str, Any]], Any]
+    reads: frozenset[str] | None = None
+    validation: Validation = "strict"
+    name: str = "map_block"
+
+    def describe(self) -> dict[str, Any]:
+        """The function's name and the fields it reads."""
+        return {"fn": function_name(self.fn), "reads": None if self.reads is None else sorted(self.reads)}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """What `reads` says."""
+        return None if self.reads is None else field_roots(self.reads)
+
+    def worker(self) -> Worker:
+        """A function over blocks that calls `fn` once per block."""
+        unchecked = [self.validation != "off"]
+
+        def transform(block: Block, bad: BadRows) -> Block:
+            columns = {k: _plain(c) for k, c in block.as_columns().items() if self.reads is None or k in self.reads}
+            result, keep = self._call(columns, len(block))
+            if unchecked[0] and len(block) > 1:
+                unchecked[0] = False
+                self._check(columns, result, keep, len(block))
+            if keep is None:
+                return block.with_columns(result)
+            kept, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
+            return keep_rows(block, kept.tolist(), dropped.tolist(), self.name, "filtered").with_columns(result)
+
+        return transform
+
+    def _call(self, columns: dict[str, Any], n: int) -> tuple[dict[str, Column], Any]:
+        try:
+            result = self.fn(dict(columns))
+        except Exception as error:
+            raise OperatorError(
+                f"map_block({function_name(self.fn)}) raised {type(error).__name__}: {error}"
+            ) from error
+        keep = None
+        if isinstance(result, tuple) and len(result) == 2:
+            result, keep = result[0], np.asarray(result[1], bool)
+        if not isinstance(result, Mapping):
+            raise OperatorError(
+                f"map_block({function_name(self.fn)}) returned {type(result).__name__}; return a dict of columns"
+            )
+        if keep is not None and keep.shape != (n,):
+            raise OperatorError(f"map_block({function_name(self.fn)}): keep has shape {keep.shape}, the block {n} rows")
+        rows = n if keep is None else int(keep.sum())
+        out: dict[str, Column] = {}
+        for name, column in result.items():
+            if not isinstance(column, (np.ndarray, Ragged, Text)):
+                column = list(column)
+            if len(column) != rows:
+                raise OperatorError(
+                    f"map_block({function_name(self.fn)}): column {name!r} has {len(column)} rows, expected {rows}"
+                )
+            out[str(name)] = column
+        return out, keep
+
+    def _check(self, columns: dict[str, Any], result: dict[str, Column], keep: Any, n: int) -> None:
+        half = n // 2
+        for a, b in ((0, half), (half, n)):
+            part, part_keep = self._call({k: slice_column(c, a, b) for k, c in columns.items()}, b - a)
+            mask = np.ones(n, bool) if keep is None else keep
+            first = int(mask[:a].sum())
+            want = {k: to_list(c)[first : first + int(mask[a:b].sum())] for k, c in result.items()}
+            got = {k: to_list(c) for k, c in part.items()}
+            if not (same(want, got) and same(keep is None, part_keep is None)):
+                _complain(
+                    self.validation,
+                    f"map_block({function_name(self.fn)}) gives other rows for a block than for its halves, so the data would "
+                    "depend on how the stream is cut into blocks. Compute each row from that row alone, or switch this check "
+                    "off with options(auto_validation='off').",
+                )
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class MapBatch:
+    """`fn(SampleBatch) -> anything`, after `batch`. None drops the batch (with `drop_none`)."""
+
+    fn: Callable[[Any], Any]
+    drop_none: bool = True
+    name: str = "map_batch"
+
+    def describe(self) -> dict[str, Any]:
+        """The function's name."""
+        return {"fn": function_name(self.fn), "drop_none": self.drop_none}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Everything."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Keep only these fields (top-level names); the others are not even decoded."""
+
+    fields: tuple[str, ...]
+    name: str = "select"
+
+    def __post_init__(self) -> None:
+        """At least one field."""
+        if not self.fields:
+            raise ConfigError("select() needs at least one field name")
+
+    def describe(self) -> dict[str, Any]:
+        """The fields."""
+        return {"fields": list(self.fields)}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Of these, what is wanted downstream."""
+        return frozenset(self.fields) if downstream is None else frozenset(self.fields) & downstream
+
+    def worker(self) -> Worker:
+        """A function that leaves out the other columns."""
+        wanted = frozenset(self.fields)
+
+        def select(block: Block, bad: BadRows) -> Block:
+            if block.columns is not None:
+                return block.with_columns({k: c for k, c in block.columns.items() if k in wanted})
+            return block.with_rows(
+                [
+                    {k: v for k, v in row.items() if k in wanted} if isinstance(row, Mapping) else row
+                    for row in block.payloads()
+                ]
+            )
+
+        return select
+
+
+@dataclass(frozen=True, slots=True)
+class Materialize:
+    """Pass records on unchanged: a place for a stage boundary."""
+
+    name: str = "materialize"
+
+    def describe(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Whatever is asked for."""
+        return downstream
+
+    def worker(self) -> Worker:
+        """The identity."""
+        return lambda block, bad: block
+
+
+def keep_rows(block: Block, kept: list[int], dropped: list[int], operator: str, reason: str) -> Block:
+    """`kept` rows of the block, with `dropped` on its account."""
+    out = block if len(kept) == len(block) else block.take(np.asarray(kept, np.int64))
+    if dropped:
+        out = out.dropping(Drop(operator, reason, block.origin.ids[np.asarray(dropped, np.int64)]))
+    return out
+
+
+def same(a: Any, b: Any) -> bool:
+    """Deep equality that knows arrays and NaN."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        left, right = np.asarray(a), np.asarray(b)
+        return (
+            left.shape == right.shape
+            and left.dtype == right.dtype
+            and bool((left == right).all() or _nan_equal(left, right))
+        )
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return True
+    return bool(np.all(a == b))
+
+
+def _nan_equal(a: Any, b: Any) -> bool:
+    return a.dtype.kind == "f" and np.array_equal(a, b, equal_nan=True)
+
+
+def _plain(column: Column) -> Any:
+    return column if isinstance(column, np.ndarray) else to_list(column)
+
+
+def _complain(validation: Validation, message: str) -> None:
+    if validation == "strict":
+        raise OperatorError(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

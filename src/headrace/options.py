@@ -1,0 +1,223 @@
+"""Settings of a run, frozen and checked where they are born.
+
+None of them changes the data (law 1), but for those that are part of the recipe by nature and say so: `canonical_replicas`,
+`flush_every_k_chunks`, and what `on_error` does with a record that cannot be used.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing as mp
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from multiprocessing.context import BaseContext
+from typing import Any, Final, Literal, get_args
+
+from headrace.errors import ConfigError, UnknownOptionError
+
+Runner = Literal["inline", "threads", "process"]
+Allocation = Literal["fit_to_ops", "per_stage_fixed", "global", "autotune"]
+OnError = Literal["raise", "skip", "quarantine"]
+Mapping_ = Literal["interleaved", "contiguous"]
+Validation = Literal["strict", "warn", "off"]
+IpcTransport = Literal["socketpair", "pipe"]
+
+FLUSH_EVERY: Final = 8
+"""Chunks between flush sentinels where a pipeline reorders or regroups records and nothing else is asked for."""
+
+
+class _Unset:
+    """Not given (None already means "never" for some options)."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """Everything that `Pipeline.options()` takes.
+
+    Execution
+        runner: "threads" (default), "process" or "inline", for every stage; `per_stage_runner` by stage index.
+        max_workers: upper bound on workers of all stages together; None means the processors of this machine, 1 to 16.
+        worker_allocation: "fit_to_ops" takes each operator's parallelism, "per_stage_fixed" gives every stage
+            `max_workers`, "global" divides `max_workers` over the stages, "autotune" moves workers while running.
+        deterministic: False lets the first stage release blocks as they finish. A checkpoint then records that order.
+        micro_batch: rows in a block that one worker takes at a time.
+        prefetch_batches: finished batches prepared ahead; None derives it from the workers.
+        prefetch_bytes: bound on the bytes of those batches.
+        flush_every_k_chunks: not given means 8 where a pipeline reorders or regroups records; None or 0 means never.
+        mp_context, max_worker_retries, shutdown_mode: how worker processes start, are retried and end.
+    Bad records
+        on_error: "raise", "skip" or "quarantine"; `max_errors` bounds the last two; `quarantine_path` is a JSONL file.
+        auto_validation: user functions are called twice on the first records of a run and must agree.
+    Topology
+        world_size, global_rank, dp_degree, dp_group_id, canonical_replicas, mapping_strategy.
+    """
+
+    runner: Runner | None = None
+    per_stage_runner: Mapping[int, Runner] = field(default_factory=dict)
+    run_id: str = "default_run_id"
+    mp_context: BaseContext | str = "spawn"
+    worker_allocation: Allocation = "fit_to_ops"
+    max_workers: int | None = None
+    deterministic: bool = True
+    micro_batch: int = 256
+    prefetch_batches: int | None = None
+    prefetch_bytes: int = 256 << 20
+    default_stage_prefetch: int | None = None
+    per_stage_prefetch: Mapping[int, int] = field(default_factory=dict)
+    op_queue_capacity: int | None = None
+    allow_latency_flush_in_deterministic: bool = True
+    flush_every_k_chunks: int | _Unset | None = UNSET
+    shutdown_mode: Literal["graceful", "hard"] = "graceful"
+    max_worker_retries: int = 3
+    auto_validation: Validation = "strict"
+    on_error: OnError = "raise"
+    max_errors: int | None = None
+    quarantine_path: str | None = None
+    progress: bool = False
+    mixture_config: Any = None
+    # transport between processes
+    ipc_transport: IpcTransport = "socketpair"
+    ipc_buffer_bytes: int = 512 << 10
+    shm_enabled: bool = True
+    shm_min_item_bytes: int = 64 << 10
+    # the engine in its own process
+    mtp_mode: bool = False
+    mtp_buffer: int | None = None
+    mtp_buffer_bytes: int = 8 << 20
+    mtp_prefetch: int | None = None
+    mtp_auto_checkpoint: bool = True
+    # topology
+    world_size: int = 1
+    global_rank: int = 0
+    dp_degree: int | None = None
+    dp_group_id: int | None = None
+    canonical_replicas: int | None = None
+    mapping_strategy: Mapping_ = "interleaved"
+    # the documented collective form of checkpoint()
+    aggregate_dir: str | None = None
+    aggregate_store: str | None = None
+    aggregate_timeout_s: float = 180.0
+    aggregate_serializer: Literal["msgpack", "json"] = "msgpack"
+    aggregate_compressor: Literal["zstd", "none"] = "zstd"
+    # storage and observation
+    io_options: Any = None
+    execution_tracking: Any = None
+    metrics_sink_config: Any = None
+
+    def __post_init__(self) -> None:
+        """Check every value; each message names the option, the value and what would do."""
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                allowed = ", ".join(repr(c) for c in choices if c is not None)
+                raise ConfigError(f"option {name}={value!r}: choose one of {allowed}")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ConfigError(f"option {name}={value!r}: give a whole number of at least {least}")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"option {name}={getattr(self, name)!r}: give True or False")
+        for index, runner in self.per_stage_runner.items():
+            if runner not in get_args(Runner):
+                raise ConfigError(f"option per_stage_runner[{index}]={runner!r}: choose one of {get_args(Runner)}")
+        every = self.flush_every_k_chunks
+        if not isinstance(every, _Unset) and every is not None and (isinstance(every, bool) or every < 0):
+            raise ConfigError(f"option flush_every_k_chunks={every!r}: give a number of chunks, or None for never")
+        if not (self.aggregate_timeout_s > 0 and math.isfinite(self.aggregate_timeout_s)):
+            raise ConfigError(f"option aggregate_timeout_s={self.aggregate_timeout_s!r}: give seconds above 0")
+        if self.on_error == "quarantine" and self.quarantine_path is None:
+            raise ConfigError("option on_error='quarantine' needs quarantine_path=..., the JSONL file to write to")
+        self._check_topology()
+
+    def _check_topology(self) -> None:
+        if self.global_rank >= self.world_size:
+            raise ConfigError(f"global_rank={self.global_rank} with world_size={self.world_size}: ranks count from 0")
+        if self.group >= self.groups:
+            raise ConfigError(f"dp_group_id={self.group} with dp_degree={self.groups}: groups count from 0")
+        if self.groups > self.world_size and self.world_size > 1:
+            raise ConfigError(
+                f"dp_degree={self.groups} is more than world_size={self.world_size}: no rank would be left"
+            )
+
+    @property
+    def groups(self) -> int:
+        """Data-parallel groups."""
+        return self.world_size if self.dp_degree is None else self.dp_degree
+
+    @property
+    def group(self) -> int:
+        """This rank's data-parallel group."""
+        return self.global_rank if self.dp_group_id is None else self.dp_group_id
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the whole run, fixed for its life."""
+        return self.groups if self.canonical_replicas is None else self.canonical_replicas
+
+    @property
+    def start_method(self) -> str:
+        """How worker processes start."""
+        if isinstance(self.mp_context, str):
+            return self.mp_context
+        return str(self.mp_context.get_start_method())
+
+    def updated(self, **hints: Any) -> RuntimeOptions:
+        """The same options with some replaced. UnknownOptionError for a name nobody knows."""
+        known = {f.name for f in fields(self)}
+        for name in hints:
+            if name not in known:
+                raise UnknownOptionError("option", name, known)
+        return replace(self, **hints)
+
+
+_CHOICES: Final[dict[str, tuple[Any, ...]]] = {
+    "runner": (None, *get_args(Runner)),
+    "worker_allocation": get_args(Allocation),
+    "shutdown_mode": ("graceful", "hard"),
+    "auto_validation": get_args(Validation),
+    "on_error": get_args(OnError),
+    "ipc_transport": get_args(IpcTransport),
+    "mapping_strategy": get_args(Mapping_),
+    "aggregate_serializer": ("msgpack", "json"),
+    "aggregate_compressor": ("zstd", "none"),
+}
+_AT_LEAST: Final = {
+    "max_workers": 1,
+    "micro_batch": 1,
+    "prefetch_batches": 1,
+    "prefetch_bytes": 1,
+    "default_stage_prefetch": 1,
+    "op_queue_capacity": 1,
+    "max_worker_retries": 0,
+    "max_errors": 0,
+    "ipc_buffer_bytes": 4096,
+    "shm_min_item_bytes": 0,
+    "mtp_buffer": 1,
+    "mtp_buffer_bytes": 1,
+    "mtp_prefetch": 0,
+    "world_size": 1,
+    "global_rank": 0,
+    "dp_degree": 1,
+    "dp_group_id": 0,
+    "canonical_replicas": 1,
+}
+_FLAGS: Final = ("deterministic", "progress", "mtp_mode", "mtp_auto_checkpoint", "shm_enabled")
+
+
+def start_context(options: RuntimeOptions) -> BaseContext:
+    """The multiprocessing context that the options name; fork is refused, since threads may already run."""
+    method = options.start_method
+    if method == "fork":
+        raise ConfigError(
+            "option mp_context='fork': forking a process that has threads deadlocks; use 'spawn' or 'forkserver'"
+        )
+    return mp.get_context(method)
