@@ -34,6 +34,7 @@ from headrace.parallel.torch_batch import (
 from headrace.parallel.torch_defer import DeferredGradients, defer_weight_gradients, restore_forwards
 from headrace.parallel.torch_stage import PipelineStage, check_activation
 
+
 @dataclass(frozen=True)
 class StepResult:
     """What one step gave.
@@ -56,7 +57,8 @@ class Pipeline:
     rank divide the stages over fewer ranks: 8 stages of `interleaved-1f1b` are 4 ranks of 2 (say `num_ranks` for more
     per rank). `loss_fn(output, target)` averages over rows unless `reduction="sum"`; without one, the last stage
     returns the loss. `costs` gives each action's time and each link's for the simulated clocks; without it, an action
-    takes the time that it takes here, and links are free. Gradients accumulate into `.grad`, as everywhere in torch: clear them between optimizer steps.
+    takes the time that it takes here, and links are free. Gradients accumulate into `.grad`, as everywhere in torch:
+    clear them between optimizer steps.
 
     >>> stages = [PipelineStage(nn.Linear(4, 4)) for _ in range(2)]
     >>> pipe = Pipeline(stages, num_microbatches=4, schedule="1f1b", loss_fn=nn.functional.mse_loss)
@@ -328,7 +330,9 @@ def make_schedule(
 def check_costs(costs: StageCosts | None, schedule: Schedule) -> StageCosts | None:
     """Costs that describe as many stages as the schedule has, or None."""
     if costs is not None and costs.num_stages != schedule.num_stages:
-        raise ConfigError(f"costs describe {costs.num_stages} stages, the pipeline has {schedule.num_stages}; give one a stage")
+        raise ConfigError(
+            f"costs describe {costs.num_stages} stages, the pipeline has {schedule.num_stages}; give one a stage"
+        )
     return costs
 
 

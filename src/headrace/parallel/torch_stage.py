@@ -108,8 +108,10 @@ def named_layers(model: Layers) -> list[tuple[str, nn.Module]]:
     Give `(name, module)` pairs for a model whose layers live deeper, such as `("model.layers.0", model.model.layers[0])`.
     """
     if isinstance(model, nn.Sequential | nn.ModuleList):
-        return [(name, child) for name, child in model._modules.items() if child is not None]  # noqa: SLF001 - children() drops layers used twice
-    if isinstance(model, nn.Module):
+        # named_children() gives a layer that is used twice only once
+        return [
+            (name, layer) for name, layer in model.named_modules(remove_duplicate=False) if name and "." not in name
+        ]
         raise ConfigError(
             f"a {type(model).__name__} is not a list of layers; pass an nn.Sequential, or (name, module) pairs such as "
             '[("embed", model.embed), ("blocks.0", model.blocks[0]), ...]'
@@ -117,7 +119,7 @@ def named_layers(model: Layers) -> list[tuple[str, nn.Module]]:
     found: list[tuple[str, nn.Module]] = []
     for index, item in enumerate(model):
         name, layer = item if isinstance(item, tuple) else (str(index), item)
-        if not isinstance(layer, nn.Module):
+        if not isinstance(cast(object, layer), nn.Module):
             raise ConfigError(f"layer {index} is a {type(layer).__name__}, not an nn.Module")
         found.append((name, layer))
     repeated = sorted({name for name, _ in found if sum(name == other for other, _ in found) > 1})
@@ -209,7 +211,7 @@ def check_activation(stage: int, microbatch: int, value: Any) -> tuple[Tensor, .
     """The outputs of a stage, or an error that names it: only tensors travel between stages."""
     outputs = as_tuple(value)
     for position, tensor in enumerate(outputs):
-        if not isinstance(tensor, Tensor):
+        if not isinstance(cast(object, tensor), Tensor):
             raise ConfigError(
                 f"stage {stage}, microbatch {microbatch}: output {position} is a {type(tensor).__name__}; a stage "
                 "returns a tensor or a tuple of tensors"
@@ -222,7 +224,7 @@ def _register(root: nn.Module, name: str, layer: nn.Module) -> None:
     *parents, leaf = name.split(".")
     here = root
     for part in parents:
-        child = here._modules.get(part)  # noqa: SLF001 - get_submodule raises instead of saying "not yet"
+        child = dict(here.named_children()).get(part)
         if child is None:
             child = nn.Module()
             here.add_module(part, child)
