@@ -109,9 +109,9 @@ def named_layers(model: Layers) -> list[tuple[str, nn.Module]]:
     """
     if isinstance(model, nn.Sequential | nn.ModuleList):
         # named_children() gives a layer that is used twice only once
-        return [
-            (name, layer) for name, layer in model.named_modules(remove_duplicate=False) if name and "." not in name
-        ]
+        everything = model.named_modules(remove_duplicate=False)
+        return [(name, layer) for name, layer in everything if name and "." not in name]
+    if isinstance(cast(object, model), nn.Module):
         raise ConfigError(
             f"a {type(model).__name__} is not a list of layers; pass an nn.Sequential, or (name, module) pairs such as "
             '[("embed", model.embed), ("blocks.0", model.blocks[0]), ...]'
