@@ -1,0 +1,71 @@
+"""Strings on which byte-pair encoders are known to differ, for the gate.
+
+Each line is here because some library got it wrong or because a rule of Unicode, of a pre-tokenizer's pattern or of a cache
+changes there: normalisation forms, joined emoji, runs of blanks, contractions, digits in groups, control characters,
+words longer than any cache entry, and text that spells special tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Final
+
+FIXED: Final = (
+    "",
+    " ",
+    "  ",
+    "   leading and trailing   ",
+    "\n",
+    "\r\n",
+    "a\r\nb\rc\n\n\nd",
+    "\t\tif x:\n\t\t\treturn  y\n\n",
+    " \n \n  x  \n",
+    "word\u00a0nbsp\u2003em\u3000ideographic\u200bzero\ufeffbom\u2028line\u2029paragraph\u0085nel",
+    "I'm you're he'll they've we'd it's I'M YOU'RE HE'LL THEY'VE WE'D IT'S don't DON'T 'tis 's 'S \u2019s",
+    "0 1 12 123 1234 12345 1234567890 3.14159 1,000,000 0x1F 1e-9 \u0661\u0662\u0663 \u2460 \u00bd \u2167",
+    "caf\u00e9 cafe\u0301 \u212b \u00c5 A\u030a \ufb01 fi \u1e9b\u0323 \ud55c\uae00 \u1112\u1161\u11ab \uff21\uff22\uff11",
+    "\u0301leading mark, q\u0307\u0323 and q\u0323\u0307 order",
+    (
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 "
+        "\U0001f44d\U0001f3fd \U0001f1e9\U0001f1ea \u2764\ufe0f 1\ufe0f\u20e3"
+    ),
+    (
+        "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8\u3067"
+        "\u3059\u3002\ud55c\uad6d\uc5b4 \ud14d\uc2a4\ud2b8 \U00020000\U0002a6d6"
+    ),
+    (
+        "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645 "
+        "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd \u202eabc\u202c "
+        "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"
+    ),
+    (
+        "\u041f\u0440\u0438\u0432\u0435\u0442 \u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 "
+        "\u0130stanbul \u0131 \u00df \u1e9e \u01c5 \u01f0 \u0149"
+    ),
+    "\x00 a\x00b \x01\x02\x1b[0m \x7f \x80 \x9f \ufffd \ufffe \uffff \U0010ffff \ue000",
+    "def f(x):\n    return {'a': [1, 2.5e3], \"b\": x**2}  # comment\n\n\n\nclass A:\n\tpass\n",
+    "https://example.org/a_b-c?d=e&f=%20#g user@example.com C:\\dir\\file.txt $HOME/.x/../y",
+    "!!!??? ... --- ___ === +++ /// \\\\\\ ''' \"\"\" ``` ((([[[{{{<<<>>>}}}]]]))) ~@#$%^&*",
+    "CamelCaseWords snake_case_words SCREAMING_CASE mixedUP123abc abc123DEF x1y2z3 iOS macOS",
+    "\u2581 \u2581word \u0120 \u0120word \u010a \u00e2\u0122\u00ac <0x0A> <0x00> </w> ## ##ing @@ _",
+    "<s> </s> <unk> <pad> <bos> <eos> <mask> [CLS] [SEP] [INST] <|endoftext|> <|im_start|>user<|im_end|> <|fim_prefix|>",
+    "a<|endoftext|>b <|endoftext|>\n<|endoftext|><|endoftext|>",
+    "\u00ad soft\u00adhyphen a\u034fb \u061c \u180e \u2060word\u2060 \U000e0001",
+    "x" * 3000,
+    "ab" * 1500 + " " + "0" * 700 + " " + "\u00e9" * 700 + " " + "\u4e2d" * 700,
+    "=" * 300 + "\n" + "-" * 257 + "\n" + " " * 517 + "x" + "\n" * 130 + "\t" * 65,
+    "\U0001f600" * 200 + "\u0301" * 200,
+)
+
+
+def hard_strings(added_tokens: Iterable[str] = ()) -> list[str]:
+    """The fixed strings, words of no language, and each of the tokenizer's added tokens inside text (up to 64 of them)."""
+    draw = random.Random(20_240_601)
+    letters = "etaoinshrdluETAOIN0123456789 \u00e9\u00fc\u00f1\u4e2d\u6587'.,-_/\n"
+    noise = ["".join(draw.choices(letters, k=length)) for length in (7, 40, 40, 200, 200, 1000)]
+    points = "".join(chr(p) for p in draw.sample(range(1, 0xD7FF), 1500)) + "".join(
+        chr(p) for p in draw.sample(range(0xE000, 0x1FFFF), 1500)
+    )
+    spelled = [f"a {t} b{t}c\n{t}{t} {t}" for t in list(added_tokens)[:64]]
+    return [*FIXED, *noise, points, " ".join(points), *spelled]
