@@ -1,0 +1,144 @@
+"""Results (one JSON object a run) to Markdown tables: medians over the undisturbed runs, their range, and ratios.
+
+python -m benchmarks.report FILE... > table.md
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Run = dict[str, Any]
+UNITS = {
+    "W1": ("tokens_per_s", 1e6, "M tokens/s"),
+    "W2": ("records_per_s", 1e3, "k records/s"),
+    "W3": ("records_per_s", 1e3, "k rows/s"),
+}
+
+
+def label(run: Run) -> str:
+    options = " ".join(f"{key}={value}" for key, value in run["options"].items())
+    return f"{run['loader']} {options}".strip()
+
+
+def grouped(runs: Iterable[Run], workload: str) -> dict[str, list[Run]]:
+    """Runs of one workload by configuration: the undisturbed ones, else the least disturbed three."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run["workload"] == workload:
+            groups.setdefault(label(run), []).append(run)
+    for name, found in groups.items():
+        good = [run for run in found if "error" not in run]
+        quiet = [run for run in good if not run.get("disturbed")]
+        groups[name] = quiet or sorted(good, key=lambda run: run.get("foreign_cores", 0.0))[:3] or found[:1]
+    return groups
+
+
+def median(runs: list[Run], key: str) -> float | None:
+    values = [run[key] for run in runs if run.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+def best(groups: dict[str, list[Run]], key: str, fits: Callable[[Run], bool]) -> float | None:
+    """The best median among the configurations that fit."""
+    found = [median(runs, key) for runs in groups.values() if fits(runs[0]) and "error" not in runs[0]]
+    return max((value for value in found if value is not None), default=None)
+
+
+def is_rival(run: Run) -> bool:
+    """zephon with its own way of tokenizing: the configuration that the ratios are taken against."""
+    return run["loader"] == "zephon" and "tok" not in run["options"]
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.{digits}f}"
+
+
+def throughput_table(runs: list[Run], workload: str) -> list[str]:
+    key, scale, unit = UNITS[workload]
+    groups = grouped(runs, workload)
+    rival = best(groups, key, is_rival)
+    cpu = ("cpu_us_per_record", "CPU µs a record") if workload == "W2" else ("cpu_ns_per_token", "CPU ns a token")
+    lines = [
+        f"### {workload}",
+        "",
+        f"| loader | n | {unit}, median [range] | ratio to zephon's best | {cpu[1]} | cores | wait p99 ms | first batch s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    ranked = sorted(groups.items(), key=lambda item: -(median(item[1], key) or 0.0))
+    for name, found in ranked:
+        if "error" in found[0]:
+            lines.append(f"| {name} | - | failed: {found[0]['error'][:80]} | | | | | |")
+            continue
+        values = [run[key] / scale for run in found]
+        mark = "~" if found[0].get("disturbed") else ""
+        span = f"{figure(statistics.median(values))} [{figure(min(values))}-{figure(max(values))}]"
+        ratio = figure(statistics.median(values) * scale / rival) if rival else "-"
+        columns = [figure(median(found, column)) for column in (cpu[0], "cpu_cores", "wait_ms_p99", "first_batch_s")]
+        lines.append(f"| {name} | {len(found)}{mark} | {span} | {ratio} | {' | '.join(columns)} |")
+    return lines
+
+
+def memory_table(runs: list[Run]) -> list[str]:
+    lines = [
+        "### W5 (peak memory of all processes during W1)",
+        "",
+        "| loader | peak RSS MB | peak PSS MB | processes |",
+        "|---|---|---|---|",
+    ]
+    groups = {name: found for name, found in grouped(runs, "W1").items() if "error" not in found[0]}
+    for name, found in sorted(groups.items(), key=lambda item: median(item[1], "peak_pss_mb") or 0.0):
+        columns = [figure(median(found, key), 0) for key in ("peak_rss_mb", "peak_pss_mb", "processes")]
+        lines.append(f"| {name} | {' | '.join(columns)} |")
+    return lines
+
+
+def resume_table(runs: list[Run]) -> list[str]:
+    lines = [
+        "### W4 (first batch; save after 2000 batches; resume)",
+        "",
+        "| loader | import s | first batch s | 2000 batches s | save s | state bytes | restore to first batch s | exact |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, found in grouped(runs, "W4").items():
+        columns = []
+        for part, key in (
+            ("first", "import_s"),
+            ("first", "first_batch_s"),
+            ("save", "consume_s"),
+            ("save", "state_s"),
+            ("save", "state_bytes"),
+            ("load", "first_batch_s"),
+        ):
+            parts = [run[part] for run in found if part in run]
+            errors = [run["error"] for run in parts if "error" in run]
+            columns.append(errors[0][:60] if errors else figure(median(parts, key)))
+        exact = {run.get("exact") for run in found}
+        columns.append("no state" if exact == {None} else "yes" if exact == {True} else "NO")
+        lines.append(f"| {name} | {' | '.join(columns)} |")
+    return lines
+
+
+def markdown(path: Path, tables: list[str]) -> str:
+    runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    have = {run["workload"] for run in runs}
+    lines: list[str] = []
+    for table in tables:
+        if table in UNITS and table in have:
+            lines += [*throughput_table(runs, table), ""]
+        elif table == "W4" and table in have:
+            lines += [*resume_table(runs), ""]
+        elif table == "W5" and "W1" in have:
+            lines += [*memory_table(runs), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(markdown(Path(name), ["W1", "W2", "W3", "W4", "W5"]))
