@@ -26,7 +26,7 @@ FLUSH_EVERY: Final = 8
 """Chunks between flush sentinels where a pipeline reorders or regroups records and nothing else is asked for."""
 
 
-class _Unset:
+class Unset:
     """Not given (None already means "never" for some options)."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class _Unset:
         return "UNSET"
 
 
-UNSET: Final = _Unset()
+UNSET: Final = Unset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RuntimeOptions:
     per_stage_prefetch: Mapping[int, int] = field(default_factory=dict)
     op_queue_capacity: int | None = None
     allow_latency_flush_in_deterministic: bool = True
-    flush_every_k_chunks: int | _Unset | None = UNSET
+    flush_every_k_chunks: int | Unset | None = UNSET
     shutdown_mode: Literal["graceful", "hard"] = "graceful"
     max_worker_retries: int = 3
     auto_validation: Validation = "strict"
@@ -130,7 +130,7 @@ class RuntimeOptions:
             if runner not in get_args(Runner):
                 raise ConfigError(f"option per_stage_runner[{index}]={runner!r}: choose one of {get_args(Runner)}")
         every = self.flush_every_k_chunks
-        if not isinstance(every, _Unset) and every is not None and (isinstance(every, bool) or every < 0):
+        if not isinstance(every, Unset) and every is not None and (isinstance(every, bool) or every < 0):
             raise ConfigError(f"option flush_every_k_chunks={every!r}: give a number of chunks, or None for never")
         if not (self.aggregate_timeout_s > 0 and math.isfinite(self.aggregate_timeout_s)):
             raise ConfigError(f"option aggregate_timeout_s={self.aggregate_timeout_s!r}: give seconds above 0")

@@ -89,18 +89,17 @@ def encode_origin(origin: Origin) -> bytes:
         columns += [spans[:, 0], spans[:, 1]]
     if not len(origin.ids):
         return b""
-    header = msgspec.msgpack.encode([len(origin.ids), -1 if origin.rows is None else len(origin)])
-    body = b"".join(_pack_ints(column) for column in columns)
-    return header + zstandard.ZstdCompressor(level=9).compress(body)
+    sizes = np.array([len(origin.ids), -1 if origin.rows is None else len(origin)], "<i8").tobytes()
+    return zstandard.ZstdCompressor(level=9).compress(sizes + b"".join(_pack_ints(column) for column in columns))
 
 
 def decode_origin(data: bytes) -> Origin:
     """Back from `encode_origin`; dataset, shard, row and component are zero until `locate` fills them in."""
     if not data:
         return Origin.empty()
-    at = data.index(b"\x28\xb5\x2f\xfd")  # the zstd frame's magic number ends the header
-    segments, rows = msgspec.msgpack.decode(data[:at], type=tuple[int, int])
-    body = memoryview(zstandard.ZstdDecompressor().decompress(data[at:]))
+    body = memoryview(zstandard.ZstdDecompressor().decompress(data))
+    segments, rows = np.frombuffer(body[:16], "<i8").tolist()
+    body = body[16:]
     ids = np.zeros((segments, ORIGIN_WIDTH), np.int64)
     for field in (CHUNK, OFFSET, PIECE):
         ids[:, field], body = _unpack_ints(body, segments)

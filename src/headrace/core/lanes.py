@@ -20,7 +20,7 @@ class Turn(NamedTuple):
     """One batch in global order: its lane, its number in that lane, and whether this group delivers it."""
 
     lane: int
-    index: int
+    number: int
     mine: bool
 
 

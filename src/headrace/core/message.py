@@ -10,16 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.core.block import Block
+from headrace.core.block import Block, Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A barrier in one lane before sample `offset` of chunk `chunk`; `states` holds one entry per stateful operator passed."""
+    """A barrier in one lane before sample `offset` of chunk `chunk`, `position` samples from the lane's beginning.
+
+    `states` holds one entry per stateful operator passed.
+    """
 
     lane: int
     chunk: int
     offset: int
+    position: int
     flush: bool = False
     states: tuple[Any, ...] = ()
 
@@ -35,4 +39,13 @@ class End:
     lane: int
 
 
-Message = Block | Cut | End
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a user's function made of a finished batch, and the samples that went into it."""
+
+    lane: int
+    value: Any
+    origin: Origin
+
+
+Message = Block | Item | Cut | End

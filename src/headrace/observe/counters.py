@@ -1,0 +1,98 @@
+"""Always-on counters: what every operator did, where every sample went, who waited for whom.
+
+Plain integers, written by one thread each and read by anyone. Per-batch work is one list append; the sums are made when
+someone asks, or once in `SETTLE_EVERY` batches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from headrace.core.block import DATASET, PIECE, Drop, Ints, Origin
+
+SETTLE_EVERY: Final = 64
+
+
+@dataclass(slots=True)
+class OperatorCounters:
+    """One operator: rows in and out, and the time its code ran (summed over workers)."""
+
+    name: str
+    rows_in: int = 0
+    rows_out: int = 0
+    blocks: int = 0
+    busy_ns: int = 0
+
+    def add(self, rows_in: int, rows_out: int, busy_ns: int) -> None:
+        """Count one block."""
+        self.rows_in += rows_in
+        self.rows_out += rows_out
+        self.blocks += 1
+        self.busy_ns += busy_ns
+
+
+@dataclass(slots=True)
+class Counters:
+    """A run, since its iterator was made."""
+
+    operators: list[OperatorCounters]
+    datasets: dict[int, str]
+    handed_out: Counter[int] = field(default_factory=Counter)
+    dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
+    dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: int = 0
+    batches: int = 0
+    rows: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    _delivered: Counter[int] = field(default_factory=Counter)
+    _recent: list[Origin] = field(default_factory=list)
+
+    def hand_out(self, ids: Ints) -> None:
+        """Count pointers leaving the curriculum."""
+        for dataset, n in _by_dataset(ids):
+            self.handed_out[dataset] += n
+
+    def drop(self, drops: Iterable[Drop]) -> None:
+        """Count samples (and tokens) that ended early."""
+        for drop in drops:
+            for dataset, n in _by_dataset(drop.ids[drop.ids[:, PIECE] == 0]):
+                self.dropped[dataset, drop.operator, drop.reason] += n
+            if drop.tokens:
+                self.dropped_tokens[drop.operator, drop.reason] += drop.tokens
+
+    def deliver(self, origin: Origin, tokens: int, nbytes: int) -> None:
+        """Count one delivered batch or record."""
+        self.batches += 1
+        self.rows += len(origin)
+        self.tokens += tokens
+        self.nbytes += nbytes
+        self._recent.append(origin)
+        if len(self._recent) >= SETTLE_EVERY:
+            self._settle()
+
+    def delivered(self) -> Counter[int]:
+        """Samples delivered, by dataset id. A sample cut into pieces counts with its first."""
+        self._settle()
+        return self._delivered
+
+    def _settle(self) -> None:
+        recent, self._recent = self._recent, []
+        if not recent:
+            return
+        begun = [o.ids if o.spans is None else o.ids[o.spans[:, 0] == 0] for o in recent]
+        ids = np.concatenate(begun)
+        for dataset, n in _by_dataset(ids[ids[:, PIECE] == 0]):
+            self._delivered[dataset] += n
+
+
+def _by_dataset(ids: Ints) -> list[tuple[int, int]]:
+    if not len(ids):
+        return []
+    counts = np.bincount(ids[:, DATASET])
+    return [(int(dataset), int(counts[dataset])) for dataset in np.flatnonzero(counts)]

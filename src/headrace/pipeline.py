@@ -1,0 +1,447 @@
+"""`Pipeline`: what the user touches. It says what is to happen to the records of a curriculum; never how.
+
+    pipeline = Pipeline(work_source).tokenize(tokenizer_id="gpt2", field="text").pack_flat(2049, algorithm="wrap").batch(8)
+    for batch in pipeline:
+        inputs = batch.to_training(return_labels=True)
+
+Every builder method returns the pipeline itself. Iterating compiles the chain into stages, starts the workers, and delivers
+batches (or single records, without `batch`) until the curriculum ends; iterating again starts from the beginning.
+`checkpoint()` may be called at any time and costs the same after any number of batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.core import checkpoint as ckpt
+from headrace.core.block import Block
+from headrace.core.checkpoint import LaneState
+from headrace.core.lanes import Topology
+from headrace.core.message import Item
+from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fields
+from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
+from headrace.observe.summary import PipelineSummary, summarize
+from headrace.ops.batch import Batch
+from headrace.ops.decode import DecodeText
+from headrace.ops.fetch import Fetch, SharedReaders
+from headrace.ops.map import Filter, MapBatch, MapBlock, MapTransform, Materialize, Select, require_callable
+from headrace.ops.pack.flat import PackFlat
+from headrace.ops.shuffle import Shuffle
+from headrace.ops.tokenize import Tokenize
+from headrace.options import OnError, RuntimeOptions
+from headrace.run.engine import Engine
+from headrace.run.sample import sample_before
+from headrace.types import SampleBatch
+from headrace.work import WorkSource
+
+
+class Pipeline:
+    """A chain of operators over a work source.
+
+    >>> from headrace.io import Dataset, InMemoryShard
+    >>> from headrace.work import MixtureSpec, StaticMixtureWorkSource
+    >>> data = Dataset.from_dict("toy", {0: InMemoryShard([{"x": i} for i in range(5)])})
+    >>> source = StaticMixtureWorkSource(datasets=[data], mixture=MixtureSpec({"toy": 1.0}))
+    >>> [len(batch) for batch in Pipeline(source).batch(microbatch_size=2, drop_last=False)]
+    [2, 2, 1]
+    """
+
+    def __init__(self, work_source: WorkSource) -> None:
+        """Begin a chain with the implicit fetch."""
+        self.work_source = work_source
+        self._datasets = dict(work_source.datasets_by_id)
+        self._options = RuntimeOptions()
+        self._fetch = Node(Fetch(SharedReaders(self._datasets)))
+        self._nodes: list[Node] = []
+        self._prepared: tuple[Node, ...] | None = None
+        self._iterator: PipelineIterator | None = None
+        self._pending: dict[str, Any] | None = None
+        self._last: tuple[int, dict[int, LaneState]] | None = None
+        self._summary: PipelineSummary | None = None
+
+    # -- building ------------------------------------------------------------------------------------
+
+    def _add(
+        self, op: Any, parallelism: int | None = None, placement: str = "auto", on_error: OnError | None = None
+    ) -> Pipeline:
+        if parallelism is not None and (isinstance(parallelism, bool) or parallelism < 1):
+            raise ConfigError(f"{op.name}(parallelism={parallelism!r}): give at least 1, or None for the default")
+        self._changed()
+        self._nodes.append(Node(op, parallelism, placement, on_error))
+        return self
+
+    def _changed(self) -> None:
+        self.close()
+        self._prepared = None
+
+    def fetch_parallelism(self, parallelism: int | None, max_batch: int | None = None) -> Pipeline:
+        """Workers of the implicit fetch, and rows in the blocks that workers take at a time."""
+        return self.fetch(parallelism, max_batch)
+
+    def fetch(self, parallelism: int | None = None, max_batch: int | None = None) -> Pipeline:
+        """Configure the implicit fetch; None leaves a setting as it is by default."""
+        for name, value in (("parallelism", parallelism), ("max_batch", max_batch)):
+            if value is not None and value < 1:
+                raise ConfigError(f"fetch({name}={value!r}): give at least 1, or None for the default")
+        self._changed()
+        self._fetch = Node(self._fetch.op, parallelism, self._fetch.placement, self._fetch.on_error)
+        if max_batch is not None:
+            self._options = self._options.updated(micro_batch=max_batch)
+        return self
+
+    def select(self, *fields: str) -> Pipeline:
+        """Keep only these payload fields. Fields that nothing downstream reads are not even decoded."""
+        return self._add(Select(fields))
+
+    def decode_text(
+        self,
+        parallelism: int | None = None,
+        *,
+        placement: str = "auto",
+        on_error: OnError | None = None,
+        **settings: Any,
+    ) -> Pipeline:
+        """Bytes to text: `fields=("text",)`, `encoding`, `errors`, `normalize_newlines`, `lowercase`."""
+        return self._add(DecodeText(**settings), parallelism, placement, on_error)
+
+    def map_transform(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        drop_none: bool = True,
+        placement: str = "auto",
+        parallelism: int | None = None,
+        on_error: OnError | None = None,
+    ) -> Pipeline:
+        """`fn(payload) -> payload`, one record at a time; None drops the record."""
+        require_callable(fn, "map_transform")
+        return self._add(MapTransform(fn, drop_none, self._options.auto_validation), parallelism, placement, on_error)
+
+    def map_block(
+        self,
+        fn: Callable[[dict[str, Any]], Any],
+        *,
+        reads: Iterable[str] | None = None,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """`fn(columns) -> columns`: the vectorised form of `map_transform`; see `headrace.ops.map.MapBlock`."""
+        require_callable(fn, "map_block")
+        op = MapBlock(fn, None if reads is None else frozenset(reads), self._options.auto_validation)
+        return self._add(op, parallelism, placement)
+
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        placement: str = "auto",
+        parallelism: int | None = None,
+        on_error: OnError | None = None,
+    ) -> Pipeline:
+        """Keep the records for which `predicate(payload)` is true; the others are counted as dropped."""
+        require_callable(predicate, "filter")
+        return self._add(Filter(predicate), parallelism, placement, on_error)
+
+    def tokenize(
+        self,
+        tokenizer: Any = None,
+        tokenizer_id: Any = None,
+        *,
+        placement: str = "auto",
+        parallelism: int | None = None,
+        on_error: OnError | None = None,
+        **settings: Any,
+    ) -> Pipeline:
+        """Text to token ids; every setting is a field of `headrace.ops.tokenize.Tokenize`."""
+        return self._add(Tokenize(tokenizer, tokenizer_id, **settings), parallelism, placement, on_error)
+
+    def shuffle(self, buffer_size: int | None = None, **settings: Any) -> Pipeline:
+        """Reorder records through a buffer (8192 by default); settings are fields of `headrace.ops.shuffle.Shuffle`."""
+        placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
+        return self._add(Shuffle(8192 if buffer_size is None else buffer_size, **settings), parallelism, placement)
+
+    def pack_flat(self, max_length: int, **settings: Any) -> Pipeline:
+        """Rows of exactly `max_length` tokens; settings are fields of `headrace.ops.pack.flat.PackFlat`."""
+        placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
+        return self._add(PackFlat(max_length, **settings), parallelism, placement)
+
+    def materialize(self, placement: str = "auto", parallelism: int | None = None) -> Pipeline:
+        """Pass records on unchanged: a place for a stage boundary."""
+        return self._add(Materialize(), parallelism, placement)
+
+    def batch(self, microbatch_size: int, *, drop_last: bool = True, placement: str = "auto") -> Pipeline:
+        """Group rows of a lane into `SampleBatch` objects of `microbatch_size` rows."""
+        return self._add(Batch(microbatch_size, drop_last), None, placement)
+
+    def map_batch(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        drop_none: bool = True,
+        placement: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """`fn(SampleBatch) -> anything`; None drops the batch. The result is what the loop receives."""
+        require_callable(fn, "map_batch")
+        return self._add(MapBatch(fn, drop_none), parallelism, placement)
+
+    def options(self, **hints: Any) -> Pipeline:
+        """Set runtime options by name; see `headrace.options.RuntimeOptions`."""
+        updated = self._options.updated(**hints)
+        self._changed()
+        self._options = updated
+        if "io_options" in hints:
+            self._fetch = Node(Fetch(SharedReaders(self._datasets, hints["io_options"])), self._fetch.parallelism)
+        return self
+
+    # -- compiling -----------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """Lanes of the run and this rank's place."""
+        options = self._options
+        lanes = options.lanes
+        if options.canonical_replicas is None and self._pending is not None:
+            lanes = int(self._pending["canonical_replicas"])
+        return Topology(lanes, options.groups, options.group, options.mapping_strategy)
+
+    def _ready(self) -> tuple[Node, ...]:
+        """The chain with tokenizers loaded and encoders settled on a sample of this corpus."""
+        if self._prepared is None:
+            nodes: list[Node] = [self._fetch]
+            for node in self._nodes:
+                if hasattr(node.op, "prepare"):
+                    sample = sample_before(nodes, self.work_source.lane(0, self.topology.lanes))
+                    node = Node(node.op.prepare(sample), node.parallelism, node.placement, node.on_error)
+                nodes.append(node)
+            self._prepared = tuple(nodes)
+        return self._prepared
+
+    def _plan(self, nodes: Sequence[Node]) -> Plan:
+        return with_fetch_fields(compile_plan(nodes, self._options, _cpus()))
+
+    def plan(self) -> Plan:
+        """What will run."""
+        return self._plan(self._ready())
+
+    def explain(self) -> str:
+        """The plan as text: stages, operators with their workers, queue sizes, and which encoder tokenizes and why."""
+        plan = self.plan()
+        lines = [describe(plan)]
+        notes = [f"{node.op.name}: {node.op.summary()}" for node in plan.nodes if hasattr(node.op, "summary")]
+        fields = "all" if plan.fields is None else ", ".join(sorted(plan.fields)) or "none"
+        notes.append(f"fetch: decodes {fields} fields" if plan.fields is None else f"fetch: decodes {fields}")
+        if plan.flush_every:
+            notes.append(f"flush sentinel every {plan.flush_every} chunks")
+        topology = self.topology
+        notes.append(
+            f"lanes: {len(topology.computed)} of {topology.lanes} computed by group {topology.group} of {topology.groups}"
+        )
+        if topology.overhead > 1:
+            notes.append(
+                f"{topology.groups} groups do not divide {topology.lanes} lanes: each group computes {topology.overhead:.1f} "
+                "times what it delivers"
+            )
+        if self._summary is not None:
+            notes += ["", self._summary.bottleneck()]
+        return "\n".join([*lines, "", *notes])
+
+    def recipe(self) -> dict[str, Any]:
+        """Everything that decides the data, msgpack-able: what a checkpoint's fingerprint is made of."""
+        nodes = self._ready()
+        operators = {
+            f"{i}.{node.op.name}": node.op.describe()
+            for i, node in enumerate(n for n in nodes[1:] if n.op.name != "materialize")
+        }
+        return {
+            "curriculum": self.work_source.recipe(),
+            "operators": operators,
+            "flush_every_k_chunks": self._plan(nodes).flush_every,
+        }
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def __iter__(self) -> PipelineIterator:
+        if self._iterator is not None and not self._iterator.closed:
+            raise RuntimeError(
+                "this pipeline is being iterated already; close that iterator first, or build another pipeline"
+            )
+        start, position, topology = self._starting_point()
+        self._pending = None
+        plan = self.plan()
+        engine = Engine(plan, self._options, topology, self._datasets, self._lane_source(topology), start, position)
+        self._iterator = PipelineIterator(self, engine, plan.batched)
+        return self._iterator
+
+    def _lane_source(self, topology: Topology) -> Callable[[int], Any]:
+        return lambda lane: self.work_source.lane(lane, topology.lanes)
+
+    def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
+        topology = self.topology
+        if self._pending is not None:
+            return ckpt.require_lanes(self._pending, topology.computed), int(self._pending["position"]), topology
+        return self._fresh(topology), 0, topology
+
+    def _fresh(self, topology: Topology) -> dict[int, LaneState]:
+        source = self._lane_source(topology)
+        return {lane: LaneState(0, 0, 0, 0, {0: source(lane).state()}) for lane in topology.computed}
+
+    def close(self) -> None:
+        """End a running iteration: workers and threads are gone within two seconds. `checkpoint()` still works."""
+        if self._iterator is not None:
+            self._iterator.close()
+
+    def _remember(self, engine: Engine) -> None:
+        """Keep what is asked for after the engine has gone."""
+        self._last = (engine.position, engine.lane_states())
+        self._summary = summarize(engine)
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def checkpoint(self, *, as_bytes: bool = False) -> Any:
+        """Where this rank's delivery stands: a dict of a few KB a lane (or bytes), to be stored with the model.
+
+        Allowed at any time: before the first batch, between batches, after the last, twice in a row. It does not disturb the
+        stream, and needs no other rank.
+        """
+        live = self._iterator is not None and not self._iterator.closed
+        if live:
+            assert self._iterator is not None
+            engine = self._iterator.engine
+            states = engine.lane_states()
+            state = ckpt.assemble(self.recipe(), engine.topology.lanes, engine.position, states)
+        elif self._pending is not None:
+            state = self._pending
+        elif self._last is not None:
+            position, states = self._last
+            state = ckpt.assemble(self.recipe(), self.topology.lanes, position, states)
+        else:
+            topology = self.topology
+            state = ckpt.assemble(self.recipe(), topology.lanes, 0, self._fresh(topology))
+        return ckpt.to_bytes(state) if as_bytes else state
+
+    def restore(self, state: Any, *, accept: Collection[str] = ()) -> None:
+        """Continue from a checkpoint (or from those of several ranks, as a list) at the next iteration.
+
+        CheckpointMismatch lists every difference between the checkpoint's recipe and this pipeline's. `accept` takes
+        differences on purpose, by kind: "mixture", "datasets", "curriculum", "flush", or an operator's name.
+        """
+        if self._iterator is not None and not self._iterator.closed:
+            raise CheckpointError(
+                "restore() while the pipeline is being iterated: it would not reach the running workers; close the iterator first"
+            )
+        states = state if isinstance(state, (list, tuple)) else [state]
+        if not states:
+            raise CheckpointError("restore([]): there is no checkpoint in the list")
+        merged = ckpt.merge([ckpt.from_any(s) for s in states])
+        asked = self._options.canonical_replicas
+        if asked is not None and asked != merged["canonical_replicas"]:
+            raise CheckpointMismatch([f"canonical_replicas: {merged['canonical_replicas']} -> {asked}"])
+        changed = ckpt.differences(merged["recipe"], self.recipe())
+        refused = [line for line in changed if not _accepted(line, accept)]
+        if refused:
+            raise CheckpointMismatch(refused)
+        previous, self._pending = self._pending, merged
+        try:
+            ckpt.require_lanes(merged, self.topology.computed)
+        except CheckpointError:
+            self._pending = previous
+            raise
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def inflight_summary(self) -> dict[int, int]:
+        """Chunks of each lane that were handed out and may still have records on their way to the loop."""
+        if self._iterator is None or self._iterator.closed:
+            return {}
+        return self._iterator.engine.in_flight()
+
+    def metrics_snapshot(self) -> PipelineSummary | None:
+        """Counts and times of the running iteration, or of the last one; None before the first."""
+        if self._iterator is not None and not self._iterator.closed:
+            return summarize(self._iterator.engine)
+        return self._summary
+
+    def to_torch_dataset(self, stateful: bool = True) -> Any:
+        """A torch `IterableDataset` over this pipeline, for loaders that insist on one (`batch_size=None`)."""
+        from headrace.integrations.torch_data import PipelineDataset
+
+        return PipelineDataset(self, stateful)
+
+
+class PipelineIterator(Iterator[Any]):
+    """One run over a pipeline. Dropping it ends the run."""
+
+    def __init__(self, pipeline: Pipeline, engine: Engine, batched: bool) -> None:
+        self.engine, self.closed = engine, False
+        self._pipeline, self._batched = pipeline, batched
+        engine.start()
+
+    def __iter__(self) -> PipelineIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.closed:
+            raise StopIteration
+        try:
+            while True:
+                message = self.engine.next()
+                if isinstance(message, Item):
+                    self.engine.counters.deliver(message.origin, 0, 0)
+                    if message.value is None:
+                        continue
+                    return message.value
+                return self._deliver(message)
+        except BaseException:
+            self.close()
+            raise
+
+    def _deliver(self, block: Block) -> Any:
+        columns = block.columns
+        tokens = 0 if columns is None else _tokens(columns, len(block))
+        self.engine.counters.deliver(block.origin, tokens, 0)
+        batch = SampleBatch.from_block(block)
+        return batch if self._batched else batch.records[0]
+
+    def close(self) -> None:
+        """End the run."""
+        if not self.closed:
+            self._pipeline._remember(self.engine)
+            self.closed = True
+            self.engine.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self.close()
+
+
+def _accepted(difference: str, accept: Collection[str]) -> bool:
+    key = difference.partition(":")[0]
+    kinds = {
+        "mixture": key.startswith("curriculum.mixture"),
+        "datasets": key.startswith("curriculum.datasets"),
+        "curriculum": key.startswith("curriculum."),
+        "flush": key == "flush_every_k_chunks",
+    }
+    if any(kinds.get(kind, False) for kind in accept):
+        return True
+    parts = key.split(".")
+    return parts[0] == "operators" and len(parts) > 2 and parts[2] in accept
+
+
+def _tokens(columns: Mapping[str, Any], rows: int) -> int:
+    """Tokens of a batch, padding aside, from its columns."""
+    ids = columns.get("input_ids")
+    if ids is None:
+        return 0
+    padding = columns.get("_padding")
+    total = (
+        ids.size if hasattr(ids, "size") else int(ids.offsets[-1] - ids.offsets[0]) if hasattr(ids, "offsets") else 0
+    )
+    return total - (int(padding.sum()) if padding is not None and rows else 0)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

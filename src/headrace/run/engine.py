@@ -1,0 +1,249 @@
+"""The engine: the one loop that drives lanes and hands finished batches to the training loop.
+
+A thread (none with runner "inline") walks the lanes in the order of the run's global batches, pulls the next batch of each
+from its chain of stages, and puts it into a bounded buffer. The consumer takes batches and cuts from there, and knows from
+them alone what a checkpoint holds.
+
+Shutdown contract. `close()` may be called at any time, from the consumer's thread, more than once. It empties the buffer, which
+ends the driving thread at its next batch; closes the workers; and returns within two seconds whatever a user function is doing
+(a thread cannot be killed: one that is stuck in user code is left behind as a daemon). An iterator that is dropped, an exception
+in the training loop, and the end of the interpreter all come down to `close()`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from headrace.core.block import DATASET, ROW, SHARD, Block
+from headrace.core.checkpoint import LaneState
+from headrace.core.lanes import Topology, Turn
+from headrace.core.message import Cut, Item, Message
+from headrace.core.plan import Plan, Stage
+from headrace.errors import OperatorError, RecordError
+from headrace.observe.counters import Counters, OperatorCounters
+from headrace.options import RuntimeOptions
+from headrace.run.faults import FaultLog
+from headrace.run.feed import LaneSource
+from headrace.run.handover import Closed, Finished, Handover
+from headrace.run.lane import Lane, Workshop
+from headrace.run.pools import Pools
+from headrace.run.progress import LaneProgress
+from headrace.run.stage import RecordFault, StageResult
+
+JOIN_S = 1.5
+"""Seconds that `close` waits for the driving thread."""
+
+_live: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_live):
+        engine.close()
+
+
+class Engine:
+    """Runs a plan over the lanes of one rank, from a fresh start or from saved lane states."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: RuntimeOptions,
+        topology: Topology,
+        datasets: Mapping[int, Any],
+        lane_source: Callable[[int], LaneSource],
+        start: Mapping[int, LaneState],
+        position: int = 0,
+    ) -> None:
+        self.plan, self.options, self.topology = plan, options, topology
+        self.position = position
+        self.counters = Counters(
+            [OperatorCounters(node.op.name) for node in plan.nodes], {i: d.name for i, d in datasets.items()}
+        )
+        self._datasets = datasets
+        self._faults = FaultLog(options.max_errors, options.quarantine_path, self._locate)
+        self._pools = Pools(plan, options)
+        self._stats = {id(node): count for node, count in zip(plan.nodes, self.counters.operators, strict=True)}
+        shop = Workshop(
+            plan=plan,
+            pools=self._pools.all,
+            counters=self.counters,
+            settle=self._settle,
+            windows=[max(1, stage.window // len(topology.computed)) for stage in plan.stages],
+            lane_source=lane_source,
+            stats=self._stats,
+        )
+        self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
+        self._progress = {lane: LaneProgress(start[lane], self.lanes[lane].sources) for lane in topology.computed}
+        self._local: deque[tuple[Turn, Message]] = deque()
+        self._threaded = any(stage.pooled for stage in plan.stages)
+        self.buffer = Handover(plan.prefetch, options.prefetch_bytes)
+        self._inline: Iterator[tuple[Turn, Message]] | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        _live.add(self)
+
+    # -- driving -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers and, unless everything runs inline, the driving thread."""
+        self._pools.start()
+        if self._threaded:
+            self._thread = threading.Thread(target=self._pump, name="headrace-engine", daemon=True)
+            self._thread.start()
+        else:
+            self._inline = self._drive()
+
+    def _pump(self) -> None:
+        drive = self._drive()
+        try:
+            for turn, message in drive:
+                match message:
+                    case Block():
+                        self.buffer.put((turn, message), 1, message.nbytes())
+                    case Item():
+                        self.buffer.put((turn, message), 1)
+                    case _:
+                        self.buffer.put((turn, message))
+            self.buffer.finish()
+        except Closed:
+            pass
+        except BaseException as error:  # noqa: BLE001  the consumer's thread raises it
+            self.buffer.fail(error)
+        finally:
+            drive.close()  # type: ignore[attr-defined]
+
+    def _drive(self) -> Iterator[tuple[Turn, Message]]:
+        """Cuts and batches of the computed lanes, in global order. A lane that has ended loses its turns."""
+        streams = {lane: self.lanes[lane].messages() for lane in self.topology.computed}
+        try:
+            for turn in self.topology.turns(self.position):
+                stream = streams.get(turn.lane)
+                if stream is None:
+                    continue
+                for message in stream:
+                    if isinstance(message, (Block, Item)):
+                        yield turn, message
+                        break
+                    if isinstance(message, Cut):
+                        yield turn, message
+                else:
+                    del streams[turn.lane]
+                    if not streams or self.topology.groups > 1:
+                        return
+        finally:
+            for stream in streams.values():
+                stream.close()  # type: ignore[attr-defined]
+
+    def _settle(self, result: StageResult, stage: Stage) -> Block:
+        """Count what a stage did to one block, and log the records it refused."""
+        for node, stat in zip(stage.nodes, result.stats, strict=True):
+            self._stats[id(node)].add(stat.rows_in, stat.rows_out, stat.busy_ns)
+        block = result.block
+        if result.faults:
+            self.counters.refused += len(result.faults)
+            self._faults.add(result.faults)
+        if block.drops:
+            self.counters.drop(block.drops)
+            block.drops = ()
+        return block
+
+    # -- consuming -----------------------------------------------------------------------------------
+
+    def next(self) -> Block | Item:
+        """The next batch for this rank; StopIteration at the end."""
+        while True:
+            turn, message = self._pull()
+            if self._account(turn, message):
+                assert isinstance(message, (Block, Item))
+                return message
+
+    def _pull(self) -> tuple[Turn, Message]:
+        if self._local:
+            return self._local.popleft()
+        try:
+            if self._inline is not None:
+                return next(self._inline)
+            self._local = self.buffer.take()
+        except Finished:
+            raise StopIteration from None
+        except RecordFault as fault:
+            raise self._explain(fault) from fault.original
+        return self._local.popleft()
+
+    def _account(self, turn: Turn, message: Message) -> bool:
+        """Follow one message; true if it is a batch that this rank delivers."""
+        progress = self._progress[turn.lane]
+        if isinstance(message, Cut):
+            progress.passed(message)
+            return False
+        progress.took()
+        if not turn.mine:
+            return False
+        j = turn.number * self.topology.lanes + turn.lane
+        self.position = (j // self.topology.groups + 1) * self.topology.groups
+        return True
+
+    def lane_states(self) -> dict[int, LaneState]:
+        """What a checkpoint holds now. Lanes shared with other groups are first brought up to the same position."""
+        if self.topology.overhead > 1 and not self._closed:
+            self._catch_up()
+        return {lane: progress.state() for lane, progress in self._progress.items()}
+
+    def _catch_up(self) -> None:
+        while True:
+            try:
+                turn, message = self._pull()
+            except StopIteration:
+                return
+            if turn.number * self.topology.lanes + turn.lane >= self.position:
+                self._local.appendleft((turn, message))
+                return
+            self._account(turn, message)
+
+    def in_flight(self) -> dict[int, int]:
+        """Chunks of each lane that were handed out and may still have records on their way."""
+        return {
+            lane: max(0, self.lanes[lane].feed.drawn - min(progress.incomplete_from()))
+            for lane, progress in self._progress.items()
+        }
+
+    # -- errors and shutdown -------------------------------------------------------------------------
+
+    def _locate(self, ids: list[int]) -> str:
+        if not ids:
+            return "an unknown sample"
+        dataset = self._datasets[ids[DATASET]]
+        names = getattr(dataset, "shard_names", None)
+        shard = names[ids[SHARD]] if names is not None and ids[SHARD] < len(names) else ids[SHARD]
+        return f"dataset {dataset.name!r}, shard {shard!r}, row {ids[ROW]}"
+
+    def _explain(self, fault: RecordFault) -> Exception:
+        message = (
+            f"operator {fault.operator!r} failed on {self._locate(fault.ids)}: {fault.cause}. "
+            "Fix the record, or let it pass with on_error='skip' or 'quarantine'."
+        )
+        kind = RecordError if isinstance(fault.original, ValueError | TypeError) else OperatorError
+        error = kind(message)
+        if fault.original is None:
+            error.add_note(fault.trace)
+        return error
+
+    def close(self) -> None:
+        """Stop everything; see the module's contract."""
+        if self._closed:
+            return
+        self._closed = True
+        self.buffer.close()
+        if self._inline is not None:
+            self._inline.close()  # type: ignore[attr-defined]
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+        self._pools.close()
+        self._faults.close()
+        _live.discard(self)

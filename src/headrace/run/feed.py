@@ -1,0 +1,85 @@
+"""The source end of a lane: chunks become blocks of pointers, with cuts at fixed positions in between.
+
+Cuts depend on the recipe only: one every `CUT_EVERY` samples of the lane, and one with `flush` at the start of every
+`flush_every`-th chunk. Blocks end at cuts, and are otherwise as large as the run likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, Block, Ints, Origin
+from headrace.core.message import Cut, End, Message
+from headrace.core.plan import CUT_EVERY, Plan
+
+
+class Drawn(Protocol):
+    """One chunk of a lane: int64 `[n, 4]` of dataset, shard, row, component."""
+
+    @property
+    def ids(self) -> Ints:
+        """Pointers in order."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class LaneSource(Protocol):
+    """A lane of the curriculum."""
+
+    def draw(self) -> Drawn | None:
+        """The next chunk, or None at the end."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Position before the next draw."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        ...
+
+
+class LaneFeed:
+    """Draws chunks and cuts them into blocks. `sources` collects the source's state before each chunk drawn."""
+
+    def __init__(self, lane: int, source: LaneSource, plan: Plan, sources: dict[int, dict[str, Any]]) -> None:
+        self.lane, self.drawn = lane, 0
+        self._source, self._plan, self._sources = source, plan, sources
+
+    def messages(self, chunk: int, offset: int, position: int, on_block: Callable[[Ints], None]) -> Iterator[Message]:
+        """Blocks and cuts from sample `offset` of `chunk` on. `on_block` sees the pointers of every block handed out."""
+        first = position
+        while True:
+            self._sources[chunk] = self._source.state()
+            drawn = self._source.draw()
+            if drawn is None:
+                break
+            self.drawn = chunk + 1
+            ids = chunk_ids(drawn, chunk)
+            while offset < len(ids):
+                flush = (
+                    offset == 0 and chunk > 0 and bool(self._plan.flush_every) and chunk % self._plan.flush_every == 0
+                )
+                if position > first and (flush or position % CUT_EVERY == 0):
+                    yield Cut(self.lane, chunk, offset, position, flush)
+                take = min(self._plan.micro_batch, len(ids) - offset, CUT_EVERY - position % CUT_EVERY)
+                part = ids[offset : offset + take]
+                on_block(part)
+                yield Block(self.lane, Origin(part), {})
+                offset += take
+                position += take
+            chunk, offset = chunk + 1, 0
+        yield End(self.lane)
+
+
+def chunk_ids(drawn: Drawn, chunk: int) -> Ints:
+    """Origin rows, int64 `[n, 7]`, of a whole chunk."""
+    ids = np.zeros((len(drawn), ORIGIN_WIDTH), np.int64)
+    ids[:, :4] = drawn.ids
+    ids[:, CHUNK] = chunk
+    ids[:, OFFSET] = np.arange(len(drawn))
+    return ids

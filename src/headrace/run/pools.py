@@ -1,0 +1,108 @@
+"""The workers of each stage: one executor a stage, or a plain call on the driving thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.block import Block
+from headrace.core.message import Item
+from headrace.core.plan import Node, Plan, Stage
+from headrace.errors import OperatorError
+from headrace.ops.map import function_name
+from headrace.options import OnError, RuntimeOptions
+from headrace.run.executor import Executor, make_executor, ordered_map
+from headrace.run.stage import StageWorker
+from headrace.types import SampleBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWorker:
+    """Builds the function of a stage of `map_batch` operators: from a batch to an `Item`."""
+
+    functions: tuple[Callable[[Any], Any], ...]
+    drop_none: tuple[bool, ...]
+
+    def __call__(self) -> Callable[[Block], Item]:
+        """Nothing to set up."""
+        return self._apply
+
+    def _apply(self, block: Block) -> Item:
+        value: Any = SampleBatch.from_block(block)
+        for fn, drop in zip(self.functions, self.drop_none, strict=True):
+            try:
+                result = fn(value)
+            except Exception as error:
+                raise OperatorError(f"map_batch({function_name(fn)}) raised {type(error).__name__}: {error}") from error
+            if result is None and drop:
+                return Item(block.lane, None, block.origin)
+            value = value if result is None else result
+        return Item(block.lane, value, block.origin)
+
+
+class Pools:
+    """`all[i]` runs the tasks of stage `i`: `all[i](tasks, window)` yields results in order."""
+
+    def __init__(self, plan: Plan, options: RuntimeOptions) -> None:
+        self._plan, self._options = plan, options
+        self._executors: dict[int, Executor] = {}
+        self.all: list[Callable[[Iterable[Any], int], Iterator[Any]]] = []
+        for index, stage in enumerate(plan.stages):
+            self.all.append(self._runner(index, stage))
+
+    def _runner(self, index: int, stage: Stage) -> Callable[[Iterable[Any], int], Iterator[Any]]:
+        if stage.nodes[0].stateful:
+            return _refuse
+        if not stage.pooled:
+            made: list[Any] = []
+
+            def call(task: Any) -> Any:
+                if not made:
+                    made.append(self._factory(stage)())
+                return made[0](task)
+
+            return lambda tasks, window: map(call, tasks)
+        return lambda tasks, window: ordered_map(self._executors[index], tasks, window)
+
+    def _factory(self, stage: Stage) -> Callable[[], Callable[[Block], Any]]:
+        if stage.nodes[0].post_batch:
+            return BatchWorker(tuple(n.op.fn for n in stage.nodes), tuple(n.op.drop_none for n in stage.nodes))
+        return StageWorker(tuple(n.op for n in stage.nodes), tuple(self._policy(n) for n in stage.nodes))
+
+    def _policy(self, node: Node) -> OnError:
+        return node.on_error or self._options.on_error
+
+    def start(self) -> None:
+        """Start the workers."""
+        for index, stage in enumerate(self._plan.stages):
+            if stage.pooled:
+                self._executors[index] = make_executor(
+                    stage.runner,
+                    self._factory(stage),
+                    stage.workers,
+                    name=stage.label,
+                    max_retries=self._options.max_worker_retries,
+                    describe=describe_block,
+                )
+
+    def close(self) -> None:
+        """End the workers."""
+        for executor in self._executors.values():
+            executor.close()
+
+
+def _refuse(tasks: Iterable[Any], window: int) -> Iterator[Any]:
+    raise AssertionError("a stateful stage has no workers")
+
+
+def describe_block(block: Any) -> str:
+    """Which samples a task holds, for errors about workers."""
+    ids = block.origin.ids
+    if not len(ids):
+        return "an empty block"
+    first, last = ids[0].tolist(), ids[-1].tolist()
+    return (
+        f"{len(ids)} samples, from dataset {first[0]} shard {first[1]} row {first[2]} "
+        f"to dataset {last[0]} shard {last[1]} row {last[2]}"
+    )

@@ -1,0 +1,57 @@
+"""The consumer's side of a lane: how far it has got, and so what a checkpoint holds.
+
+A cut counts once the batch after it is delivered. So the state after `n` batches rests on the newest cut *before* batch `n`,
+whatever else has arrived, and is the same in every run (law 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.core.block import CHUNK
+from headrace.core.checkpoint import LaneState
+from headrace.core.message import Cut
+
+
+class LaneProgress:
+    """Cuts and deliveries of one lane, as the consumer sees them."""
+
+    def __init__(self, start: LaneState, sources: dict[int, dict[str, Any]]) -> None:
+        self._start, self._sources = start, sources
+        self._cut: Cut | None = None
+        self._pending: Cut | None = None
+        self._taken = start.taken
+
+    def passed(self, cut: Cut) -> None:
+        """A cut has arrived."""
+        self._pending = cut
+
+    def took(self) -> None:
+        """A batch was delivered (or skipped, if another group delivers it)."""
+        if self._pending is not None:
+            self._cut, self._pending, self._taken = self._pending, None, 0
+            needed = self._chunks_needed()
+            for chunk in [c for c in list(self._sources) if c < min(needed)]:
+                del self._sources[chunk]
+        self._taken += 1
+
+    def _chunks_needed(self) -> set[int]:
+        if self._cut is None:
+            return {self._start.chunk, *self._start.sources}
+        held = [np.unique(op.held.ids[:, CHUNK]).tolist() for op in self._cut.states]
+        return {self._cut.chunk, *(c for chunks in held for c in chunks)}
+
+    def state(self) -> LaneState:
+        """What a checkpoint holds of this lane."""
+        if self._cut is None:
+            start = self._start
+            return LaneState(start.chunk, start.offset, start.position, self._taken, start.sources, start.operators)
+        cut = self._cut
+        sources = {chunk: self._sources[chunk] for chunk in self._chunks_needed()}
+        return LaneState(cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states)
+
+    def incomplete_from(self) -> set[int]:
+        """Chunks that may still have records on their way: those after the cut, and those that held records came from."""
+        return self._chunks_needed()
