@@ -1,0 +1,203 @@
+"""The cache folder: newline indexes, and whole copies of shards that cannot be read at random where they are.
+
+Contract
+* A file appears under its final name complete or not at all (written beside it, then renamed).
+* One process at a time makes a given copy; others wait for it and use it (advisory `flock`, freed by the kernel when a
+  process dies).
+* A copy in use is held by a shared lock, so eviction passes over it. Eviction removes the copies opened longest ago until
+  the new one fits the byte limit; if everything is in use, it is an error that says how many bytes are needed.
+* Nothing is ever written into the data folder, unless `CacheOptions.index_beside` asks for the indexes to be there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import xxhash
+
+from headrace.errors import ConfigError
+from headrace.io.options import CacheOptions
+
+_STALE_S = 24 * 3600.0
+
+
+def cache_root(options: CacheOptions) -> Path:
+    """The cache folder, made if need be: the option, else `HEADRACE_CACHE`, else `~/.cache/headrace`.
+
+    Where the home folder cannot be written (a container), a folder of this user under the temporary directory is used.
+    """
+    chosen = options.root or os.environ.get("HEADRACE_CACHE")
+    if chosen:
+        return _made(Path(chosen).expanduser())
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    try:
+        return _made(Path(base) / "headrace")
+    except ConfigError:
+        return _made(Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be made ({error}); set HEADRACE_CACHE to another"
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"the cache folder {folder} cannot be written; set HEADRACE_CACHE to one that can")
+    return folder
+
+
+def key_of(path: str, *parts: object) -> str:
+    """A file name for something made from `path`: readable, and different for different paths."""
+    text = "\0".join([path, *map(str, parts)])
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in os.path.basename(path))[:60]
+    return f"{xxhash.xxh3_128_hexdigest(text.encode('utf-8', 'surrogateescape'))}-{name}"
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[IO[bytes]]:
+    """A file that becomes `target` when the block ends well, and is removed when it does not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".part", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            yield out
+        os.replace(name, target)
+    except BaseException:  # whatever ended the writing, half a file must not stay
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process and thread at a time. The lock file stays; it is empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+class CopyCache:
+    """Whole files kept under a byte limit, shared by processes."""
+
+    def __init__(self, options: CacheOptions) -> None:
+        """Copies live in `root/copies`."""
+        self.folder = _made(cache_root(options) / "copies")
+        self._limit: int | None = options.limit_bytes  # type: ignore[assignment]
+
+    def limit(self) -> int:
+        """Bytes that copies may take in all."""
+        if self._limit is not None:
+            return self._limit
+        return (shutil.disk_usage(self.folder).free + self.used()) // 2
+
+    def used(self) -> int:
+        """Bytes that copies take now, unfinished ones among them."""
+        return sum(size for _, size, _ in self._files())
+
+    def _files(self) -> list[tuple[float, int, str]]:
+        found = []
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".lock"):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat()
+                    found.append((info.st_mtime, info.st_size, entry.path))
+        return sorted(found)
+
+    def acquire(self, key: str, make: Callable[[IO[bytes]], Any]) -> int:
+        """A descriptor of the copy `key`, made by `make(file)` if it is not there. Closing it lets the copy go."""
+        target = self.folder / key
+        if (fd := self._hold(target)) is not None:
+            return fd
+        with locked(self.folder / f"{key}.lock"):
+            if (fd := self._hold(target)) is not None:
+                return fd
+            with writing(target) as out:
+                make(_Counted(out, self))  # type: ignore[arg-type]
+            fd = self._hold(target)
+        if fd is None:
+            return self.acquire(key, make)
+        return fd
+
+    def _hold(self, target: Path) -> int | None:
+        try:
+            fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if os.fstat(fd).st_nlink == 0:  # evicted between the two calls
+            os.close(fd)
+            return None
+        os.utime(fd)
+        return fd
+
+    def make_room(self, need: int) -> None:
+        """Remove the copies opened longest ago until `need` more bytes fit."""
+        limit = self.limit()
+        files = self._files()
+        used = sum(size for _, size, _ in files)
+        for modified, size, path in files:
+            if used + need <= limit:
+                return
+            if path.endswith(".part") and time.time() - modified < _STALE_S:
+                continue
+            if self._remove_idle(path):
+                used -= size
+        if used + need > limit:
+            raise ConfigError(
+                f"the cache {self.folder} may hold {limit} bytes and {used} of them are in use, so {need} more do not "
+                "fit. Raise CacheOptions.limit_bytes (it must hold every shard that is read at the same time), or put "
+                "HEADRACE_CACHE on a larger disk"
+            )
+
+    @staticmethod
+    def _remove_idle(path: str) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        except BlockingIOError:
+            return False
+        except FileNotFoundError:
+            return True
+        finally:
+            os.close(fd)
+        return True
+
+
+class _Counted:
+    """Output that makes room in the cache as it grows."""
+
+    STEP = 64 << 20
+
+    def __init__(self, out: IO[bytes], cache: CopyCache) -> None:
+        self._out = out
+        self._cache = cache
+        self._ahead = 0
+
+    def write(self, data: bytes) -> int:
+        if len(data) > self._ahead:
+            self._out.flush()
+            step = max(len(data), min(self.STEP, self._cache.limit() // 16))
+            self._cache.make_room(step)
+            self._ahead = step
+        self._ahead -= len(data)
+        return self._out.write(data)

@@ -1,0 +1,155 @@
+"""Datasets: what there is to read, as a frozen description.
+
+A `Dataset` knows its shards, how many rows each has, and nothing of their content; it is a few bytes a shard and cheap to
+send to a worker, which opens the files itself (`open`). Shards are ordered by name, bytewise, so neither the file system's
+order nor the order of a list ever matters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from headrace.core.block import Ints
+from headrace.errors import ConfigError
+from headrace.io.detect import choose_format, common_root, format_named
+from headrace.io.formats.base import Reader, ShardTable
+from headrace.io.formats.memory import InMemoryShard, MemoryReader, MemoryTable
+from headrace.io.options import StoreOptions
+from headrace.io.store import Entry, is_url, open_store
+
+Options = StoreOptions | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """A named set of shards.
+
+    >>> data = Dataset.from_dict("toy", {0: InMemoryShard([{"text": "a"}, {"text": "b"}])})
+    >>> data.total(), data.counts().tolist(), data.shard_names
+    (2, [2], ('0',))
+    """
+
+    name: str
+    format: str
+    table: ShardTable | MemoryTable
+    options: StoreOptions
+
+    @classmethod
+    def from_path(
+        cls, name: str, path: str | os.PathLike[str], fmt: str | None = None, options: Options = None
+    ) -> Dataset:
+        """A folder (searched with its subfolders), a file, or a URL of either.
+
+        Hidden files, folders whose names begin with a dot or an underscore, and files of no known format are left out. A
+        folder with files of several formats is an error; `fmt` chooses.
+        """
+        settings = StoreOptions.from_any(options)
+        place = os.fspath(path)
+        if is_url(place) or os.path.isdir(place):
+            store = open_store(place, settings)
+            entries = store.scan()
+        else:
+            store = open_store(os.path.dirname(os.path.abspath(place)), settings)
+            entries = [store.stat(os.path.basename(place))]
+        return cls._of_entries(name, store.root, entries, fmt, settings)
+
+    @classmethod
+    def from_files(
+        cls, name: str, paths: Sequence[str | os.PathLike[str]], fmt: str | None = None, options: Options = None
+    ) -> Dataset:
+        """Just these files. Shards are named by path below the files' common folder, and ordered by name."""
+        settings = StoreOptions.from_any(options)
+        if not paths:
+            raise ConfigError(f"dataset {name!r}: the list of files is empty")
+        root, names = common_root([os.fspath(path) for path in paths])
+        store = open_store(root, settings)
+        entries = sorted((store.stat(n) for n in names), key=lambda entry: os.fsencode(entry.name))
+        return cls._of_entries(name, store.root, entries, fmt, settings)
+
+    @classmethod
+    def from_dict(cls, name: str, shards: Mapping[int, InMemoryShard]) -> Dataset:
+        """Rows in memory, by shard id. Ids need not be consecutive; shards are ordered by id."""
+        return cls(_checked_name(name), "memory", MemoryTable.of(name, shards), StoreOptions())
+
+    @classmethod
+    def _of_entries(cls, name: str, root: str, entries: list[Entry], fmt: str | None, options: StoreOptions) -> Dataset:
+        chosen, files = choose_format(name, root, entries, fmt)
+        store = open_store(root, options)
+        counts = chosen.count(store, files, options)
+        arrays = [np.array([getattr(e, f) for e in files], np.int64) for f in ("size", "stamp")]
+        for array in (*arrays, counts):
+            array.flags.writeable = False
+        table = ShardTable(root, tuple(e.name for e in files), arrays[0], arrays[1], counts)
+        return cls(_checked_name(name), chosen.name, table, options)
+
+    def ids(self) -> Ints:
+        """Shard ids, int64, rising."""
+        if isinstance(self.table, MemoryTable):
+            return self.table.ids
+        return np.arange(len(self.table.names), dtype=np.int64)
+
+    def counts(self) -> Ints:
+        """Rows of each shard in the order of `ids()`, int64, read-only."""
+        return self.table.counts
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Names of the shards, in the order of `ids()`."""
+        return self.table.names
+
+    def total(self) -> int:
+        """Rows in all."""
+        return int(self.counts().sum())
+
+    def max_count(self) -> int:
+        """Rows of the largest shard."""
+        return int(self.counts().max(initial=0))
+
+    def shard_count(self) -> int:
+        """Number of shards."""
+        return len(self.table.names)
+
+    def __len__(self) -> int:
+        return self.total()
+
+    def raw_bytes(self) -> Ints:
+        """Bytes of each shard as stored (an estimate for rows in memory), int64."""
+        return self.table.sizes
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint compares: name, format, shard names and row counts. Content is not hashed."""
+        names = xxhash.xxh3_128(b"\0".join(os.fsencode(n) for n in self.shard_names)).hexdigest()
+        counts = xxhash.xxh3_128(self.counts().astype("<i8").tobytes()).hexdigest()
+        return {
+            "name": self.name,
+            "format": self.format,
+            "shards": self.shard_count(),
+            "rows": self.total(),
+            "shard_names": names,
+            "shard_rows": counts,
+        }
+
+    def open(self, options: Options = None) -> Reader:
+        """A reader, safe to use from several threads. `options` overlay those the dataset was made with."""
+        settings = self.options if options is None else self.options.merge(StoreOptions.from_any(options))
+        if isinstance(self.table, MemoryTable):
+            return MemoryReader(self.name, self.table)
+        return format_named(self.format).open(self.name, self.table, settings)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, {self.format}, {self.shard_count()} shards, {self.total()} rows)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dataset:
+        return self
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a dataset's name must be a non-empty string, not {name!r}")
+    return name

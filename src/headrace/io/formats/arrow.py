@@ -1,0 +1,144 @@
+"""Arrow columns as block columns, without a copy where the layouts agree.
+
+Text stays UTF-8 bytes and offsets; numbers are numpy; numeric lists are `Ragged`, or `[n, S]` if their size is fixed. What
+holds nulls or structure becomes Python objects, made for the rows asked for and not before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.core.block import Column, Ints, Ragged, Text, concat_columns, take_column
+
+_VIEW_SHARE = 2
+"""A slice of at least one part in this many of its column is a view; a smaller one is copied, since a view would keep the
+whole column in memory for as long as somebody holds a few of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """A column whose rows become Python objects when they are read."""
+
+    array: pa.ChunkedArray | pa.Array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+
+Stored = Column | Objects
+
+
+def store_column(column: pa.ChunkedArray) -> Stored:
+    """Turn a decoded column into what `take_rows` serves from."""
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if not chunks:
+        return Objects(column)
+    parts = [_store_chunk(chunk) for chunk in chunks]
+    if any(isinstance(part, Objects) for part in parts):
+        return Objects(column)
+    return concat_columns([part for part in parts if not isinstance(part, Objects)])
+
+
+def stored_bytes(column: Stored) -> int:
+    """Memory that a stored column keeps."""
+    match column:
+        case Objects():
+            return column.array.nbytes
+        case Text():
+            return column.data.nbytes + column.offsets.nbytes
+        case Ragged():
+            return column.values.nbytes + column.offsets.nbytes
+        case list():
+            return 64 * len(column)
+        case _:
+            return column.nbytes
+
+
+def take_rows(column: Stored, rows: Ints) -> Column:
+    """Rows in the order of `rows`; fresh objects for each."""
+    n = len(rows)
+    start = int(rows[0]) if n else 0
+    run = n == 0 or (int(rows[-1]) - start == n - 1 and bool((rows[1:] - rows[:-1] == 1).all()))
+    if isinstance(column, Objects):
+        array = column.array.slice(start, n) if run else column.array.take(pa.array(rows))
+        return array.to_pylist()
+    if not run:
+        return take_column(column, rows)
+    if n * _VIEW_SHARE >= len(column):
+        return _slice(column, start, start + n)
+    return _copy_slice(column, start, start + n)
+
+
+def _slice(column: Column, start: int, stop: int) -> Column:
+    match column:
+        case Text():
+            return Text(column.data, column.offsets[start : stop + 1])
+        case Ragged():
+            return Ragged(column.values, column.offsets[start : stop + 1])
+        case _:
+            return column[start:stop]
+
+
+def _copy_slice(column: Column, start: int, stop: int) -> Column:
+    match column:
+        case Text():
+            offsets = column.offsets[start : stop + 1]
+            return Text(column.data[offsets[0] : offsets[-1]].copy(), offsets - offsets[0])
+        case Ragged():
+            offsets = column.offsets[start : stop + 1]
+            return Ragged(column.values[offsets[0] : offsets[-1]].copy(), offsets - offsets[0])
+        case list():
+            return column[start:stop]
+        case _:
+            return column[start:stop].copy()
+
+
+def _store_chunk(array: pa.Array) -> Stored:
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _store_chunk(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _store_chunk(array.dictionary_decode())
+    if array.null_count or pa.types.is_null(kind):
+        return Objects(array)
+    if pa.types.is_string_view(kind):
+        return _store_chunk(array.cast(pa.large_string()))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _text(array)
+    if (
+        pa.types.is_boolean(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_timestamp(kind)
+    ):
+        return array.to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type) and not array.flatten().null_count:
+        return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_number(kind.value_type):
+        return _ragged(array)
+    return Objects(array)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _text(array: pa.Array) -> Text:
+    wide = pa.types.is_large_string(array.type)
+    _, offset_buffer, data_buffer = array.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
+    data: NDArray[np.uint8] = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+    return Text(data, offsets.astype(np.int64, copy=False))
+
+
+def _ragged(array: Any) -> Stored:
+    values = array.values
+    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+    if values.null_count:
+        return Objects(array)
+    return Ragged(values.to_numpy(zero_copy_only=False), offsets)

@@ -1,0 +1,279 @@
+"""JSONL: one JSON object a line, plain or compressed.
+
+A run of consecutive rows is one read and one `decode_lines` call on a struct that has only the wanted keys; other keys are
+skipped whatever their type. Rules (each tested):
+
+* only byte 0x0A ends a record; a carriage return before it, blank lines and a byte-order mark at the start are not data;
+* integers are exact, however long (up to Python's limit of 4300 digits, beyond which the row is an error);
+* `NaN` and `Infinity`, which Python writes though JSON has no such words, are read; a lone surrogate in a wanted field is
+  an error, since it is not Unicode;
+* a field that a row lacks is `MISSING`, a null is None; other types come as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.core.block import MISSING, Column, Ints, lookup
+from headrace.core.op import BadRows
+from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files, sorted_runs
+from headrace.io.newline_index import NewlineIndex, check_rows
+from headrace.io.options import StoreOptions
+from headrace.io.row_error import RowError, report
+from headrace.io.row_index import build_index_of, find_index
+from headrace.io.store import Entry, File, Store
+
+PIECE_BYTES = 8 << 20
+OPEN_SHARDS = 128
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class JsonlFormat:
+    """See the module."""
+
+    name = "jsonl"
+    suffixes = tuple(s + c for s in (".jsonl", ".ndjson", ".json") for c in ("", ".gz", ".zst", ".zstd", ".bz2", ".xz"))
+
+    def count(self, store: Store, entries: Sequence[Entry], options: StoreOptions) -> Ints:
+        """Rows by the newline index, built where there is none yet."""
+
+        def rows(entry: Entry) -> int:
+            if not entry.size:
+                return 0
+            index = find_index(store, entry, options) or build_index_of(store, entry, options)
+            return index.rows
+
+        return np.array(map_files(entries, rows), np.int64)
+
+    def open(self, dataset: str, table: ShardTable, options: StoreOptions) -> JsonlReader:
+        """A reader."""
+        return JsonlReader(dataset, table, options)
+
+
+FORMAT = JsonlFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """An open shard: its bytes and where the rows are in them."""
+
+    name: str
+    file: File
+    index: NewlineIndex
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """Decoding for one choice of fields."""
+
+    fields: tuple[str, ...] | None
+    many: Callable[[bytes], list[Any]]
+    one: Callable[[bytes], Any]
+
+    @classmethod
+    def make(cls, fields: frozenset[str] | None) -> _Decoder:
+        if fields is None:
+            whole = msgspec.json.Decoder(dict[str, Any])
+
+            def one_whole(line: bytes) -> Any:
+                try:
+                    return whole.decode(line)
+                except _DECODE_ERRORS:
+                    return _second_opinion(line, None)
+
+            return cls(None, whole.decode_lines, one_whole)
+        names = tuple(sorted(fields))
+        slots = [f"f{i}" for i in range(len(names))]
+        row = msgspec.defstruct(
+            "Row", [(slot, Any, MISSING) for slot in slots], rename=dict(zip(slots, names, strict=True)), gc=False
+        )
+        decoder = msgspec.json.Decoder(row)
+
+        def one(line: bytes) -> Any:
+            try:
+                return decoder.decode(line)
+            except _DECODE_ERRORS:
+                value = _second_opinion(line, names)
+                return row(*(value.get(name, MISSING) for name in names))
+
+        return cls(names, decoder.decode_lines, one)
+
+    def columns(self, objects: list[Any]) -> Payload:
+        """Decoded objects as columns; a field that no row has is left out."""
+        if self.fields is None:
+            return objects
+        columns: dict[str, Column] = {}
+        for i, name in enumerate(self.fields):
+            column = list(map(attrgetter(f"f{i}"), objects))
+            if column and (column[0] is not MISSING or any(value is not MISSING for value in column)):
+                columns[name] = column
+        for name in [name for name in columns if "." in name]:
+            _fill_nested(columns, name)
+        return columns
+
+
+def _second_opinion(line: bytes, fields: tuple[str, ...] | None) -> dict[str, Any]:
+    """What Python's own decoder makes of a line that the fast one refused; ValueError with the reason."""
+    value = json.loads(line.decode("utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"a row must be an object, this line is of type {type(value).__name__}")
+    for name, item in value.items():
+        if fields is None or name in fields:
+            try:
+                json.dumps({name: item}, ensure_ascii=False).encode("utf-8")
+            except UnicodeEncodeError:
+                raise ValueError(f"field {name!r} holds a lone surrogate, which is not Unicode text") from None
+    return value
+
+
+def _fill_nested(columns: dict[str, Column], name: str) -> None:
+    """A dotted name is a key of some rows and a path in others: look it up in the rows that lack the key."""
+    column, head = columns[name], columns.get(name.partition(".")[0])
+    if isinstance(column, list) and isinstance(head, list) and any(value is MISSING for value in column):
+        rest = name.partition(".")[2]
+        columns[name] = [lookup(h, rest) if v is MISSING else v for v, h in zip(column, head, strict=True)]
+
+
+class JsonlReader:
+    """Rows of JSONL shards. At most `OPEN_SHARDS` files are open; one in use stays open until its read is over."""
+
+    def __init__(self, dataset: str, table: ShardTable, options: StoreOptions) -> None:
+        """Nothing is opened before the first read."""
+        self._dataset = dataset
+        self._table = table
+        self._options = options
+        self._store = table.store(options)
+        self._max_line = int(options.jsonl.max_line_bytes)
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._decoders: dict[frozenset[str] | None, _Decoder] = {}
+
+    def read(self, shard: int, rows: Ints, fields: frozenset[str] | None, bad: BadRows | None = None) -> Payload:
+        """Columns of the wanted fields, or dicts for `fields=None`."""
+        check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
+        decoder = self._decoders.get(fields)
+        if decoder is None:
+            decoder = self._decoders[fields] = _Decoder.make(fields)
+        if not len(rows):
+            return decoder.columns([])
+        opened = self._shard(shard)
+        opened.file.check()
+        runs, order = sorted_runs(rows)
+        objects: list[Any] = []
+        errors: list[RowError] = []
+        for first, stop in runs:
+            self._run(opened, decoder, first, stop, objects, errors)
+        if errors or order is not None:
+            objects = _restore_order(objects, errors, order)
+            report(errors, bad)
+        return decoder.columns(objects)
+
+    def close(self) -> None:
+        """Forget open shards; each file closes when its last read is over."""
+        with self._lock:
+            self._open.clear()
+
+    def _shard(self, shard: int) -> _Shard:
+        with self._lock:
+            opened = self._open.get(shard)
+            if opened is not None:
+                self._open.move_to_end(shard)
+                return opened
+        entry = self._table.entry(shard)
+        index = find_index(self._store, entry, self._options) or build_index_of(self._store, entry, self._options)
+        check_rows(index, int(self._table.counts[shard]), self._store.path(entry.name))
+        opened = _Shard(entry.name, self._store.open(entry), index)
+        with self._lock:
+            opened = self._open.setdefault(shard, opened)
+            while len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return opened
+
+    def _run(
+        self, shard: _Shard, decoder: _Decoder, first: int, stop: int, objects: list[Any], errors: list[RowError]
+    ) -> None:
+        """Decode rows `first:stop` and append one object each (the error in place of one that fails)."""
+        index = shard.index
+        begin, end = index.start(first), index.start(stop)
+        if end - begin > PIECE_BYTES and stop - first > 1:
+            for a, b in _pieces(index, first, stop):
+                self._run(shard, decoder, a, b, objects, errors)
+            return
+        if end - begin <= self._max_line:
+            data = shard.file.read(begin, end)
+            if index.is_plain(first, stop):
+                try:
+                    decoded = decoder.many(data)
+                    if len(decoded) == stop - first:
+                        objects.extend(decoded)
+                        return
+                except _DECODE_ERRORS:
+                    pass  # one of the lines; find out which
+        for row in range(first, stop):
+            try:
+                objects.append(self._one(shard, decoder, row))
+            except RowError as error:
+                error.position = len(objects)
+                objects.append(error)
+                errors.append(error)
+
+    def _one(self, shard: _Shard, decoder: _Decoder, row: int) -> Any:
+        """Decode one row, or say where it is and what is wrong with it."""
+        index = shard.index
+        begin, end = index.start(row), index.start(row + 1)
+        cut = row == index.rows - 1 and not index.ends_in_newline
+        if end - begin > self._max_line:
+            reason, head = f"the line has {end - begin} bytes, more than max_line_bytes={self._max_line}", b""
+        else:
+            line = shard.file.read(begin, end)
+            head = line[:40]
+            try:
+                return decoder.one(line)
+            except json.JSONDecodeError as error:
+                reason = f"{error.msg} at character {error.pos + 1} of the line"
+                if cut:
+                    reason = f"the file is cut off: it ends at byte {end}, inside this record ({reason})"
+            except (ValueError, RecursionError) as error:
+                reason = str(error)
+                if cut and isinstance(error, UnicodeDecodeError):
+                    reason = f"the file is cut off: it ends at byte {end}, inside a character"
+        raise RowError(
+            f"dataset {self._dataset!r}, shard {shard.name!r}, row {row}: {reason}. In {shard.file.path}, line "
+            f"{index.line(row)}, bytes {begin}-{end}"
+            + (f", beginning {head.decode('utf-8', 'replace')!r}" if head else "")
+            + '. Mend or remove the line, or read on without it with on_error="skip"',
+            row=row,
+            path=shard.file.path,
+            offset=begin,
+        )
+
+
+def _pieces(index: NewlineIndex, first: int, stop: int) -> list[tuple[int, int]]:
+    """Cut a run so that a piece has at most `PIECE_BYTES` (or one row)."""
+    starts = index.starts(np.arange(first, stop + 1))
+    pieces, a = [], 0
+    while a < stop - first:
+        b = max(a + 1, int(np.searchsorted(starts, starts[a] + PIECE_BYTES, "right")) - 1)
+        pieces.append((first + a, first + b))
+        a = b
+    return pieces
+
+
+def _restore_order(objects: list[Any], errors: list[RowError], order: Ints | None) -> list[Any]:
+    """Objects in the order asked for, failed ones left out; errors get their place among the rows asked for."""
+    if order is not None:
+        for error in errors:
+            error.position = int(order[error.position])
+        inverse = np.empty(len(order), np.int64)
+        inverse[order] = np.arange(len(order))
+        objects = [objects[i] for i in inverse.tolist()]
+    return [item for item in objects if not isinstance(item, RowError)] if errors else objects

@@ -1,0 +1,58 @@
+"""Newline indexes kept between runs: find, check, build.
+
+An index is looked up by the path of its file and taken only if size and modification time (or ETag) are those of the file
+now. It is written whole or not at all, so processes may build the same one at once; the last to finish wins, and all
+wrote the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+
+from headrace.errors import DataChangedError
+from headrace.io.cache import cache_root, key_of, writing
+from headrace.io.newline_index import NewlineIndex, read_index, split_chunks, write_index
+from headrace.io.options import StoreOptions
+from headrace.io.store import Entry, File, Store, is_url
+
+INDEX_SUFFIX = ".headrace-index"
+
+
+def index_path(store: Store, entry: Entry, options: StoreOptions) -> Path:
+    """Where the index of a file is kept."""
+    path = store.path(entry.name)
+    if options.cache.index_beside and not is_url(path):
+        folder, name = os.path.split(path)
+        return Path(folder) / f".{name}{INDEX_SUFFIX}"
+    return cache_root(options.cache) / "index" / key_of(path)
+
+
+def find_index(store: Store, entry: Entry, options: StoreOptions) -> NewlineIndex | None:
+    """The kept index, if it is of the file as it is now."""
+    index = read_index(str(index_path(store, entry, options)))
+    if index is None or (index.size, index.stamp) != (entry.size, entry.stamp):
+        return None
+    return index
+
+
+def build_index_of(
+    store: Store, entry: Entry, options: StoreOptions, chunks: Callable[[File], Iterable[bytes]] | None = None
+) -> NewlineIndex:
+    """Scan the file and keep its index. `chunks(file)` gives its data if that is not what its bytes are."""
+    file = store.open(entry)
+
+    def checked() -> tuple[int, int]:
+        file.check()  # a file that grew while we read it
+        return entry.size, entry.stamp
+
+    target = index_path(store, entry, options)
+    out: IO[bytes]
+    with writing(target) as out:
+        write_index(chunks(file) if chunks else split_chunks(file.read, entry.size), out, checked)
+    index = read_index(str(target))
+    if index is None:
+        raise DataChangedError(f"{target} was removed while it was written; is another program cleaning the cache?")
+    return index
