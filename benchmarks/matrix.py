@@ -23,7 +23,7 @@ W1 = [
     row("headrace", fmt="parquet"),
     row("headrace", core=False, fmt="zst"),
     row("headrace", core=False, fmt="jsonl", run={"runner": "inline"}),
-    row("headrace", tok="tokenizers", fmt="jsonl"),
+    row("headrace", encoder="reference", fmt="jsonl"),
     row("zephon", fmt="jsonl"),
     row("zephon"),
     row("zephon", **LEAN),

@@ -1,5 +1,6 @@
-"""headrace. Options: fmt (W1, W2: jsonl, zst, parquet; W3: npy, parquet_plain), shuffle (rows held after tokenize), shuffle_at
-("tokens" or "text"), columns (W2: take the text column instead of records), run (a dict for `options()`).
+"""headrace. Options: fmt (W1, W2: jsonl, zst, parquet; W3: npy, parquet_plain), encoder (auto, reference: the `tokenizers`
+library), shuffle (rows held by a shuffle after tokenize), shuffle_at ("tokens", or "text" for before it), run (a dict for
+`Pipeline.options()`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class Headrace(Loader):
         if held and at == "text":
             pipeline = pipeline.shuffle(buffer_size=held)
         pipeline = pipeline.tokenize(
-            tokenizer_id=str(TOKENIZER_JSON), field="text", special_tokens="eos", add_attention_mask=False
+            tokenizer_id=str(TOKENIZER_JSON),
+            field="text",
+            special_tokens="eos",
+            add_attention_mask=False,
+            encoder=self.options.get("encoder", "auto"),
         )
         if held and at == "tokens":
             pipeline = pipeline.shuffle(buffer_size=held)
