@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 
+from . import setup
 from .matrix import MATRIX, QUICK, TIMING
-from .paths import RESULTS
+from .paths import RESULTS, ROOT
 from .report import markdown
 from .runner import Config, Timing, run_config
 
@@ -81,6 +82,9 @@ def main() -> None:
     tables = [*MATRIX, "W5"] if asked == ["ALL"] else asked
     if unknown := set(tables) - {*MATRIX, "W5"}:
         raise SystemExit(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(MATRIX)}, W5, all")
+    if not setup.is_ready():
+        print(f"preparing {ROOT} (set HEADRACE_BENCH for another folder)", flush=True)
+        setup.prepare()
     peers = set(filter(None, args.peers.split(",")))
     RESULTS.mkdir(parents=True, exist_ok=True)
     results = args.results or RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"

@@ -75,8 +75,15 @@ def make_format(name: str) -> None:
         subprocess.run(command, check=True, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)})
 
 
-def main() -> None:
-    if "data" not in sys.argv[1:]:
+def is_ready() -> bool:
+    """Every environment and every format is there."""
+    environments = all((ENVS / name / ".ready").exists() for name in ENVIRONMENTS)
+    return environments and all(result.exists() for _, result in FORMATS.values())
+
+
+def prepare(environments: bool = True) -> None:
+    """Make what is missing."""
+    if environments:
         for name in ENVIRONMENTS:
             print(f"environment {name}", flush=True)
             make_environment(name)
@@ -88,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    prepare(environments="data" not in sys.argv[1:])
