@@ -8,50 +8,16 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-Run = dict[str, Any]
+from .goals import goals_table
+from .results import Run, best, grouped, is_rival, median
+
 UNITS = {
     "W1": ("tokens_per_s", 1e6, "M tokens/s"),
     "W2": ("records_per_s", 1e3, "k records/s"),
     "W3": ("records_per_s", 1e3, "k rows/s"),
 }
-
-
-def label(run: Run) -> str:
-    options = " ".join(f"{key}={value}" for key, value in run["options"].items())
-    return f"{run['loader']} {options}".strip()
-
-
-def grouped(runs: Iterable[Run], workload: str) -> dict[str, list[Run]]:
-    """Runs of one workload by configuration: the undisturbed ones, else the least disturbed three."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        if run["workload"] == workload:
-            groups.setdefault(label(run), []).append(run)
-    for name, found in groups.items():
-        good = [run for run in found if "error" not in run]
-        quiet = [run for run in good if not run.get("disturbed")]
-        groups[name] = quiet or sorted(good, key=lambda run: run.get("foreign_cores", 0.0))[:3] or found[:1]
-    return groups
-
-
-def median(runs: list[Run], key: str) -> float | None:
-    values = [run[key] for run in runs if run.get(key) is not None]
-    return statistics.median(values) if values else None
-
-
-def best(groups: dict[str, list[Run]], key: str, fits: Callable[[Run], bool]) -> float | None:
-    """The best median among the configurations that fit."""
-    found = [median(runs, key) for runs in groups.values() if fits(runs[0]) and "error" not in runs[0]]
-    return max((value for value in found if value is not None), default=None)
-
-
-def is_rival(run: Run) -> bool:
-    """zephon with its own way of tokenizing: the configuration that the ratios are taken against."""
-    return run["loader"] == "zephon" and "tok" not in run["options"]
 
 
 def figure(value: float | None, digits: int = 2) -> str:
@@ -126,6 +92,7 @@ def resume_table(runs: list[Run]) -> list[str]:
 
 
 def markdown(path: Path, tables: list[str]) -> str:
+    """The tables asked for, of the workloads that the file has."""
     runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     have = {run["workload"] for run in runs}
     lines: list[str] = []
@@ -136,6 +103,8 @@ def markdown(path: Path, tables: list[str]) -> str:
             lines += [*resume_table(runs), ""]
         elif table == "W5" and "W1" in have:
             lines += [*memory_table(runs), ""]
+    if any(run["loader"] == "headrace" for run in runs):
+        lines += goals_table(runs)
     return "\n".join(lines)
 
 
