@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headrace.errors import ConfigError, ScheduleError
 from headrace.parallel.action import Action, Kind, leaves
 from headrace.parallel.builders.registry import build, recipe
+from headrace.parallel.check import prove
 from headrace.parallel.costs import StageCosts
 from headrace.parallel.schedule import Schedule
 from headrace.parallel.timeline import Span, Timeline
@@ -312,6 +313,7 @@ def make_schedule(
         built = build(found.name, ranks, num_microbatches, chunks=chunks)
     else:
         built = schedule.compute_only()
+        prove(built)
     if built.num_stages != num_stages:
         raise ConfigError(
             f"schedule {built.name!r} is made for {built.num_stages} stages, but {num_stages} are given; build the "

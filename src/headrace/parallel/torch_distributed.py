@@ -1,0 +1,357 @@
+"""The pipeline over processes: one rank's stages, run by torch's pipeline runtime under `torchrun`.
+
+    dist.init_process_group("gloo")                     # or "nccl"
+    stages = split_model(model, [3, 4, 4, 2])           # on every rank; each keeps its own
+    pipeline = DistributedPipeline(stages, num_microbatches=8, schedule="1f1b", loss_fn=loss_fn)
+    result = pipeline.step(batch, target)               # batch on the first stage's rank, target on the last's
+
+What it promises: a schedule that is not proved does not run; gradients equal the full batch's; the loss is known on
+every rank; if one rank fails, every other raises `WorkerDied` with both positions in the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.errors import ConfigError, ScheduleError
+from headrace.parallel.action import Action, Kind, leaves
+from headrace.parallel.check import prove
+from headrace.parallel.schedule import Schedule
+from headrace.parallel.timeline import Span, Timeline
+from headrace.parallel.torch_batch import (
+    Batch,
+    LossFunction,
+    Reduction,
+    ScaledLoss,
+    given_microbatches,
+    merge_outputs,
+    row_shares,
+    split_batch,
+)
+from headrace.parallel.torch_defer import defer_weight_gradients
+from headrace.parallel.torch_group import Group, SharedWeights, clip_gradients, clock_offset
+from headrace.parallel.torch_guard import FailureGuard
+from headrace.parallel.torch_metadata import Boundaries, Specs, TensorSpec, infer_outputs, shadow
+from headrace.parallel.torch_pipeline import make_schedule
+from headrace.parallel.torch_runtime import Engine, any_wrapped_for_sharding
+from headrace.parallel.torch_stage import PipelineStage, Tie, find_ties
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a distributed pipeline runs.
+
+    `group`: the ranks of this pipeline (None: all processes); with data parallelism, this replica's column.
+    `wrap`: applied to each local stage, for `fully_shard(stage, mesh=...)`, `replicate(...)` or `DistributedDataParallel`.
+    `reduction`: what `loss_fn` does over rows. `variable_shapes`: let batches change shape between steps, and microbatches
+    within one; costs one small broadcast a step. `ties`: weights that stages share, where stages are given one by one.
+    `watchdog`: learn of failed ranks; a rank silent for `silence` seconds counts as failed. `keep_outputs`: return the
+    last stage's outputs.
+    """
+
+    group: dist.ProcessGroup | None = None
+    wrap: Callable[[PipelineStage], nn.Module] | None = None
+    reduction: Reduction = "mean"
+    variable_shapes: bool = False
+    ties: Sequence[Tie] | None = None
+    watchdog: bool = True
+    silence: float = 15.0
+    keep_outputs: bool = True
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What a step gave: the full-batch loss on every rank, outputs on the last stage's rank, this rank's spans."""
+
+    loss: Tensor | None
+    outputs: Any
+    spans: tuple[Span, ...]
+
+
+class DistributedPipeline:
+    """This rank's part of a pipeline.
+
+    `stages` is the list of all stages (each rank keeps its own, the others' parameters are let go with the list) or
+    a mapping from stage number to the local stages only. All ranks construct it together. `modules` are the local
+    stages, wrapped if `options.wrap` says so; `parameters()` is what the optimizer gets.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module] | Mapping[int, nn.Module],
+        num_microbatches: int,
+        schedule: str | Schedule = "1f1b",
+        loss_fn: LossFunction | None = None,
+        options: RunOptions | None = None,
+    ) -> None:
+        """Build, prove and place the schedule; connect the watchdog; align shared weights."""
+        self.options = options or RunOptions()
+        local_stages = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
+        device = _device(local_stages.values())
+        self.group = Group(self.options.group, device)
+        self.schedule = self._schedule(schedule, stages, num_microbatches)
+        self.train, self.evaluate = proved(self.schedule)
+        self.loss = ScaledLoss(loss_fn, self.options.reduction)
+        self.num_microbatches = num_microbatches
+        mine = self.schedule.stages_of(self.group.rank)
+        if missing := [s for s in mine if s not in local_stages]:
+            raise ConfigError(
+                f"rank {self.group.rank} runs stages {list(mine)} of schedule {self.schedule.name!r} but got no stage "
+                f"{missing[0]}; pass the list of all stages, or a mapping with this rank's"
+            )
+        ties = (
+            self.options.ties
+            if self.options.ties is not None
+            else find_ties([local_stages[s] for s in sorted(local_stages)])
+        )
+        chosen = {s: _as_stage(local_stages[s]) for s in mine}
+        self._shadows = self._make_shadows(chosen)
+        self.modules: dict[int, nn.Module] = {s: self._wrap(s, stage) for s, stage in chosen.items()}
+        self.engine = Engine(self.modules, self.train, self.evaluate, self._scaled_loss, self.options.group, device)
+        if self.schedule.splits_backward:
+            for stage in self.engine.stages:
+                defer_weight_gradients(stage.submod, stage.gradients)
+        self.shared = SharedWeights(ties, self.modules, self.schedule.stage_to_rank, self.group)
+        self.shared.align()
+        self._known_shapes: dict[Specs, Boundaries] = {}
+        self._shapes: list[Specs] | None = None
+        watched = self.options.watchdog and dist.get_world_size() > 1
+        self.guard = FailureGuard(self.engine.position, device, self.options.silence) if watched else None
+
+    # -- what a training loop calls
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank holds the first stage, and so gives the batch."""
+        return 0 in self.modules
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank holds the last stage, and so gives the target and sees the outputs."""
+        return self.schedule.num_stages - 1 in self.modules
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank, each once."""
+        seen: set[int] = set()
+        for module in self.modules.values():
+            for parameter in module.parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+    def step(self, batch: Batch | None = None, target: Batch | None = None, *, align: bool = False) -> RankResult:
+        """Forward and backward of one batch; every rank calls it.
+
+        The first stage's rank gives `batch`, the last's `target`; the others may give nothing (what they give is not
+        looked at). `align` starts all ranks together, for measuring.
+        """
+        return self._guarded(lambda: self._split(batch, target), train=True, align=align)
+
+    def step_microbatches(
+        self, inputs: Sequence[Batch] | None = None, targets: Sequence[Batch] | None = None
+    ) -> RankResult:
+        """The same with microbatches of the caller's making; with `variable_shapes` they may differ in shape."""
+        return self._guarded(
+            lambda: (
+                given_microbatches(inputs, self.num_microbatches, "inputs") if self.is_first else None,
+                given_microbatches(targets, self.num_microbatches, "targets") if self.is_last else None,
+            ),
+            train=True,
+        )
+
+    def eval(self, batch: Batch | None = None, target: Batch | None = None) -> RankResult:
+        """The forwards only, without gradients, on any schedule; modules stay in the mode they are in."""
+        with torch.no_grad():
+            return self._guarded(lambda: self._split(batch, target), train=False)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip by the norm over the whole pipeline, shared weights counted once; every rank calls it, and gets the norm."""
+        return clip_gradients(self.parameters(), self.group, max_norm, norm_type, self.shared.duplicates)
+
+    def timeline(self) -> Timeline:
+        """What every rank did when in the last step, on one clock; every rank calls it."""
+        offset = clock_offset(self.group)
+        mine = [(str(s.action), s.start + offset, s.end + offset) for s in self.engine.recorder.finish()]
+        everyone = self.group.gather_bytes(msgspec.json.encode(mine))
+        rows = [msgspec.json.decode(data, type=list[tuple[str, float, float]]) for data in everyone]
+        began = min((start for row in rows for _, start, _ in row), default=0.0)
+        return Timeline.of(
+            (
+                Span(rank, Action.parse(text), start - began, end - began)
+                for rank, row in enumerate(rows)
+                for text, start, end in row
+            ),
+            self.group.size,
+            "measured",
+        )
+
+    def close(self) -> None:
+        """Say goodbye to the other ranks; every rank calls it at the end. Leaves the process group alone."""
+        if self.guard is not None:
+            self.guard.close()
+
+    # -- how
+
+    def _schedule(self, schedule: str | Schedule, stages: Any, num_microbatches: int) -> Schedule:
+        if isinstance(stages, Mapping) and isinstance(schedule, str):
+            raise ConfigError(
+                f"schedule {schedule!r} by name needs the number of stages; pass the list of all stages, or a Schedule "
+                "from build_schedule()"
+            )
+        if isinstance(schedule, Schedule):
+            num_stages = schedule.num_stages if isinstance(stages, Mapping) else len(stages)
+        else:
+            num_stages = len(stages)
+        return make_schedule(schedule, num_stages, num_microbatches, self.group.size)
+
+    def _make_shadows(self, stages: dict[int, PipelineStage]) -> dict[int, nn.Module]:
+        for index, stage in stages.items():
+            if any_wrapped_for_sharding(stage) or isinstance(stage.module, DistributedDataParallel):
+                raise ConfigError(
+                    f"stage {index} is wrapped for data parallelism already; pass the plain stage, and the wrapping as "
+                    "RunOptions(wrap=lambda stage: fully_shard(stage, mesh=...))"
+                )
+        return {index: shadow(stage) for index, stage in stages.items()}
+
+    def _wrap(self, index: int, stage: PipelineStage) -> nn.Module:
+        wrapped = stage if self.options.wrap is None else self.options.wrap(stage)
+        if isinstance(wrapped, DistributedDataParallel) and self.schedule.splits_backward:
+            raise ConfigError(
+                f"stage {index}: schedule {self.schedule.name!r} splits the backward, and DistributedDataParallel would "
+                "never reduce the weight gradients that come later (wrong gradients, no error); wrap with fully_shard() "
+                "or replicate() instead, or take a schedule with full backwards such as 1f1b"
+            )
+        return wrapped
+
+    def _scaled_loss(self, output: Any, entry: Any) -> Tensor:
+        targets, share, mb = entry
+        return self.loss(output, targets, share, f"stage {self.schedule.num_stages - 1}, microbatch {mb}")
+
+    def _split(self, batch: Any, target: Any) -> tuple[Any, Any]:
+        """This rank's microbatches of inputs and targets; what the rank has no use for is not looked at."""
+        m = self.num_microbatches
+        inputs = split_batch(batch, m, "batch") if self.is_first and batch is not None else None
+        targets = split_batch(target, m, "target") if self.is_last and target is not None else None
+        return inputs, targets
+
+    def _guarded(self, prepare: Callable[[], tuple[Any, Any]], *, train: bool, align: bool = False) -> RankResult:
+        """Run a step; turn whatever goes wrong, here or elsewhere, into one error on every rank."""
+        if self.guard is not None:
+            self.guard.refuse_if_failed()
+        try:
+            inputs, targets = prepare()
+            return self._run(inputs, targets, train, align)
+        except BaseException as error:
+            if self.guard is not None:
+                self.guard.fail(error)
+            raise
+
+    def _run(self, inputs: Any, targets: Any, train: bool, align: bool) -> RankResult:
+        if self.is_first and inputs is None:
+            raise ConfigError(f"rank {self.group.rank} holds stage 0 and got no batch; pass it to step() on this rank")
+        shapes = self._agree_on_shapes(inputs)
+        wants_loss = train or targets is not None or self.loss.loss_fn is None
+        entries = None
+        if self.is_last and wants_loss:
+            shares = _shares(shapes)
+            entries = [(None if targets is None else targets[m], shares[m], m) for m in range(self.num_microbatches)]
+        before = self.shared.snapshot() if train else {}
+        if align:
+            self.group.barrier()
+        given = inputs if inputs is not None else [()] * self.num_microbatches
+        losses = self.engine.step(given, entries, train=train, keep_outputs=self.options.keep_outputs)
+        if train:
+            self.shared.add_gradients(before)
+        loss = self._broadcast_loss(losses, entries is not None, train)
+        outputs = None
+        if self.is_last and self.options.keep_outputs:
+            outputs = merge_outputs([_detached(o) for o in self.engine.outputs()])
+        return RankResult(loss, outputs, tuple(self.engine.recorder.finish()))
+
+    def _broadcast_loss(self, losses: list[Tensor], has_loss: bool, train: bool) -> Tensor | None:
+        """The sum of the scaled losses, on every rank; NaN on the way means that an evaluation had no target."""
+        source = self.schedule.stage_to_rank[-1]
+        mine = torch.stack([x.detach() for x in losses]).sum() if losses else None
+        if self.group.rank == source and not has_loss and not train:
+            mine = torch.tensor(float("nan"))
+        number = self.group.broadcast_number(mine, source)
+        return None if not train and bool(torch.isnan(number)) else number
+
+    def _agree_on_shapes(self, inputs: Any) -> list[Specs]:
+        """Every rank learns the shapes of this step's microbatches; a shape seen first flows through the shadows."""
+        source = self.schedule.stage_to_rank[0]
+        mine = [tuple(TensorSpec.of(t) for t in mb) for mb in inputs] if self.is_first else None
+        if self._shapes is not None and not self.options.variable_shapes:
+            if mine is not None and mine != self._shapes:
+                raise ConfigError(
+                    f"the batch changed shape: microbatches of {_text(self._shapes[0])} before, of {_text(mine[0])} now; "
+                    "pass RunOptions(variable_shapes=True) if that is meant, or pad to one shape"
+                )
+            return self._shapes
+        data = self.group.broadcast_bytes(msgspec.json.encode(mine) if mine is not None else None, source)
+        shapes = msgspec.json.decode(data, type=list[Specs])
+        if shapes != self._shapes:
+            for specs in dict.fromkeys(shapes):
+                if specs not in self._known_shapes:
+                    self._known_shapes[specs] = self._infer(specs)
+            boundaries = [self._known_shapes[specs] for specs in shapes]
+            if len({len(b.inputs[s]) for b in boundaries for s in (0,)}) != 1:
+                raise ConfigError("the microbatches of a step have different numbers of tensors; give each the same")
+            self.engine.set_shapes(boundaries)
+            self._shapes = shapes
+        return shapes
+
+    def _infer(self, specs: Specs) -> Boundaries:
+        """Let shapes flow through the stages, each on its own rank; a stage that fails, fails on every rank."""
+        into: list[Specs] = [specs]
+        for stage, owner in enumerate(self.schedule.stage_to_rank):
+            answer: bytes | None = None
+            if owner == self.group.rank:
+                answer = msgspec.json.encode(infer_outputs(self._shadows[stage], stage, into[-1]))
+            into.append(msgspec.json.decode(self.group.broadcast_bytes(answer, owner), type=Specs))
+        return Boundaries(tuple(into[:-1]), into[-1])
+
+
+def proved(schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """The lowered schedules for training and for evaluation, proved; an error if they are not, or if torch would run them wrong."""
+    train, evaluate = prove(schedule).lowered, prove(schedule.forward_only()).lowered
+    last = schedule.num_stages - 1
+    order = [a.microbatch for row in schedule.rows for a in leaves(row) if a.stage == last and a.kind is Kind.F]
+    if order != sorted(order, key=lambda m: -1 if m is None else m):
+        raise ScheduleError(
+            f"schedule {schedule.name!r}: the last stage ({last}) runs its forwards in the order {order}. torch files losses "
+            "by their turn, not by their microbatch, and would differentiate the wrong ones; let the last stage go through "
+            "its microbatches in ascending order"
+        )
+    return train, evaluate
+
+
+def _shares(shapes: list[Specs]) -> list[float]:
+    return row_shares([tuple(spec.empty("meta") for spec in specs) for specs in shapes])
+
+
+def _as_stage(module: nn.Module) -> PipelineStage:
+    return module if isinstance(module, PipelineStage) else PipelineStage(module)
+
+
+def _device(stages: Any) -> torch.device:
+    for stage in stages:
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _text(specs: Specs) -> str:
+    return ", ".join(f"{s.dtype}{list(s.shape)}" for s in specs)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else tuple(t.detach() for t in value)

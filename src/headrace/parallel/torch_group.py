@@ -1,0 +1,176 @@
+"""Small messages between the ranks of a pipeline: bytes from one to all, numbers added up, gradients of shared weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from headrace.errors import ConfigError
+from headrace.parallel.torch_stage import Tie
+
+
+class Group:
+    """The ranks of one pipeline. `rank` counts within it; `device` is where its messages live (NCCL wants a GPU)."""
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        """Wrap a process group; None is all processes."""
+        if not dist.is_initialized():
+            raise ConfigError(
+                "no process group; start with torchrun and call torch.distributed.init_process_group() before making a "
+                "DistributedPipeline (Pipeline runs in one process)"
+            )
+        self.handle = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise ConfigError(f"process {dist.get_rank()} is not a member of the pipeline's group; pass its own group")
+        self.device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+
+    def global_rank(self, rank: int) -> int:
+        """The rank among all processes."""
+        return rank if self.handle is None else dist.get_global_rank(self.handle, rank)
+
+    def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
+        """`data` of rank `source`, on every rank."""
+        mine = b"" if data is None else data
+        length = torch.tensor([len(mine)], dtype=torch.int64, device=self.device)
+        root = self.global_rank(source)
+        dist.broadcast(length, root, group=self.handle)
+        if self.rank == source:
+            body = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8).to(self.device)
+        else:
+            body = torch.empty(max(1, int(length.item())), dtype=torch.uint8, device=self.device)
+        dist.broadcast(body, root, group=self.handle)
+        return body.cpu().numpy().tobytes()[: int(length.item())]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What every rank has, on every rank, by rank."""
+        return [self.broadcast_bytes(data if self.rank == r else None, r) for r in range(self.size)]
+
+    def broadcast_number(self, value: Tensor | None, source: int) -> Tensor:
+        """A scalar of rank `source`, on every rank, in double precision on the way."""
+        number = torch.zeros(1, dtype=torch.float64, device=self.device)
+        if value is not None:
+            number.copy_(value.detach().reshape(1))
+        dist.broadcast(number, self.global_rank(source), group=self.handle)
+        return number[0]
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        dist.barrier(group=self.handle)
+
+
+class SharedWeights:
+    """Copies of one parameter on several ranks, kept equal: same start, and gradients added up after each step.
+
+    The gradient of a shared weight is the sum over its places. Each rank computes its own part, so without this the
+    copies drift apart at the first optimizer step.
+    """
+
+    def __init__(
+        self, ties: Sequence[Tie], modules: dict[int, nn.Module], stage_to_rank: Sequence[int], group: Group
+    ) -> None:
+        """Make a process group for each shared weight that crosses ranks; every rank of the pipeline takes part."""
+        self.duplicates: set[int] = set()  # ids of parameters that another rank counts in norms
+        self._shared: list[tuple[Any, Tensor, int]] = []
+        for tie in ties:
+            ranks = sorted({stage_to_rank[stage] for stage in tie.stages})
+            if len(ranks) < 2 or group.rank not in ranks:
+                continue
+            owner = stage_to_rank[tie.stages[0]]
+            handle = dist.new_group([group.global_rank(r) for r in ranks], use_local_synchronization=True)
+            parameter = _parameter_of(tie, modules)
+            self._shared.append((handle, parameter, group.global_rank(owner)))
+            if group.rank != owner:
+                self.duplicates.add(id(parameter))
+
+    def align(self) -> None:
+        """Give every copy the values of the first stage's."""
+        for handle, parameter, owner in self._shared:
+            dist.broadcast(_local(parameter.detach()), owner, group=handle)
+
+    def add_gradients(self, before: dict[int, Tensor]) -> None:
+        """Sum this step's gradients over the copies; `before` holds what had accumulated, which is summed already."""
+        for handle, parameter, _ in self._shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grad = _local(parameter.grad)
+            earlier = before.get(id(parameter))
+            if earlier is not None:
+                grad.sub_(earlier)
+            dist.all_reduce(grad, group=handle)
+            if earlier is not None:
+                grad.add_(earlier)
+
+    def snapshot(self) -> dict[int, Tensor]:
+        """The gradients that had accumulated before a step, so that they are not added up twice."""
+        return {id(p): _local(p.grad).clone() for _, p, _ in self._shared if p.grad is not None}
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], group: Group, max_norm: float, norm_type: float, duplicates: set[int]
+) -> Tensor:
+    """Scale the gradients of all ranks so that their common norm is at most `max_norm`; returns the norm before.
+
+    A weight that several ranks share counts once.
+    """
+    given = [p for p in parameters if p.grad is not None]
+    counted = [cast(Tensor, p.grad) for p in given if id(p) not in duplicates]
+    norm = torch.nn.utils.get_total_norm(counted, norm_type) if counted else torch.tensor(0.0)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    total = norm.detach().to(group.device, torch.float64).reshape(1)
+    if norm_type == float("inf"):
+        dist.all_reduce(total, dist.ReduceOp.MAX, group=group.handle)
+    else:
+        total = total**norm_type
+        dist.all_reduce(total, group=group.handle)
+        total = total ** (1 / norm_type)
+    if not bool(torch.isfinite(total)):
+        raise ConfigError(
+            f"the gradient norm over the pipeline is {float(total)}; some gradient is not a number: lower the learning "
+            "rate, or scale the loss"
+        )
+    torch.nn.utils.clip_grads_with_norm_(given, max_norm, total[0].to(torch.float32), foreach=False)
+    return total[0]
+
+
+def clock_offset(group: Group, rounds: int = 12) -> float:
+    """Seconds to add to this rank's monotonic clock to get rank 0's; half the fastest round trip is the error."""
+    offset, best = 0.0, float("inf")
+    number = torch.zeros(1, dtype=torch.float64, device=group.device)
+    for rank in range(1, group.size):
+        for _ in range(rounds):
+            if group.rank == rank:
+                sent = time.monotonic()
+                dist.send(number, group.global_rank(0), group=group.handle)
+                dist.recv(number, group.global_rank(0), group=group.handle)
+                trip = time.monotonic() - sent
+                if trip < best:
+                    best, offset = trip, float(number.item()) - (sent + trip / 2)
+            elif group.rank == 0:
+                dist.recv(number, group.global_rank(rank), group=group.handle)
+                number.fill_(time.monotonic())
+                dist.send(number, group.global_rank(rank), group=group.handle)
+    return offset
+
+
+def _parameter_of(tie: Tie, modules: dict[int, nn.Module]) -> Tensor:
+    """The local parameter of a shared weight; places of one rank must share it."""
+    local = [modules[stage].get_parameter(name) for stage, name in tie.places if stage in modules]
+    if any(p is not local[0] for p in local):
+        raise ConfigError(
+            f"{tie.places} are one weight, but two parameters on this rank; let the stages share one object"
+        )
+    return local[0]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lives here; of a sharded one, its shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
