@@ -1,1 +1,64 @@
-"""headrace: carries data to a model."""
+"""headrace carries data to a model.
+
+    from headrace import Dataset, MixtureSpec, Pipeline, StaticMixtureWorkSource
+
+* `Pipeline`: a training curriculum becomes batches (this module, `io`, `work`, `ops`, `options`);
+* `headrace.steps`: any Python items through functions in worker processes;
+* `headrace.parallel`: microbatches through the stages of a model.
+
+Names are imported when they are first used, so that `import headrace` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.io import Dataset, InMemoryShard
+    from headrace.options import RuntimeOptions
+    from headrace.pipeline import Pipeline
+    from headrace.types import SampleBatch, SampleMeta, SampleRecord
+    from headrace.work import MixtureSpec, StaticMixtureWorkSource, WorkSource
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Dataset",
+    "InMemoryShard",
+    "MixtureSpec",
+    "Pipeline",
+    "RuntimeOptions",
+    "SampleBatch",
+    "SampleMeta",
+    "SampleRecord",
+    "StaticMixtureWorkSource",
+    "WorkSource",
+    "__version__",
+]
+
+_HOMES = {
+    "Dataset": "headrace.io",
+    "InMemoryShard": "headrace.io",
+    "MixtureSpec": "headrace.work",
+    "Pipeline": "headrace.pipeline",
+    "RuntimeOptions": "headrace.options",
+    "SampleBatch": "headrace.types",
+    "SampleMeta": "headrace.types",
+    "SampleRecord": "headrace.types",
+    "StaticMixtureWorkSource": "headrace.work",
+    "WorkSource": "headrace.work",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -377,7 +377,12 @@ class PipelineIterator(Iterator[Any]):
     def __init__(self, pipeline: Pipeline, engine: Engine, batched: bool) -> None:
         self.engine, self.closed = engine, False
         self._pipeline, self._batched = pipeline, batched
+        self._bar: Any = None
         engine.start()
+        if engine.options.progress:
+            from headrace.observe.bar import ProgressBar
+
+            self._bar = ProgressBar(lambda: summarize(engine))
 
     def __iter__(self) -> PipelineIterator:
         return self
@@ -408,6 +413,8 @@ class PipelineIterator(Iterator[Any]):
     def close(self) -> None:
         """End the run."""
         if not self.closed:
+            if self._bar is not None:
+                self._bar.close()
             self._pipeline._remember(self.engine)
             self.closed = True
             self.engine.close()

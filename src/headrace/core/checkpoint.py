@@ -23,6 +23,9 @@ from headrace.errors import CheckpointError
 
 FORMAT: Final = 1
 
+Span = tuple[int, int, int]
+"""Chunk, offset and number of neighbouring samples."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
@@ -36,7 +39,8 @@ class OperatorState:
 class LaneState:
     """One lane: the cut (`chunk`, `offset`, samples before it), operators at the cut, and batches `taken` since.
 
-    `sources` maps chunk numbers to the work source's state before that chunk: the cut's own, and those of chunks that held
+    `released` is empty but for runs with `deterministic=False`: the order in which the first stage released what follows the
+    cut. `sources` maps chunk numbers to the work source's state before that chunk: the cut's own, and those of chunks that held
     rows came from. `operators` is empty for a lane that has not met a cut.
     """
 
@@ -46,9 +50,11 @@ class LaneState:
     taken: int
     sources: dict[int, dict[str, Any]]
     operators: tuple[OperatorState, ...] = ()
+    released: tuple[Span, ...] = ()
 
     def encode(self) -> dict[str, Any]:
         """As a msgpack-able dict."""
+        order = {"released": [list(span) for span in self.released]} if self.released else {}
         return {
             "chunk": self.chunk,
             "offset": self.offset,
@@ -56,6 +62,7 @@ class LaneState:
             "taken": self.taken,
             "sources": {str(chunk): state for chunk, state in sorted(self.sources.items())},
             "operators": [{"state": op.state, "held": encode_origin(op.held)} for op in self.operators],
+            **order,
         }
 
     @classmethod
@@ -68,6 +75,7 @@ class LaneState:
             int(data["taken"]),
             {int(chunk): dict(state) for chunk, state in data["sources"].items()},
             tuple(OperatorState(dict(op["state"]), decode_origin(op["held"])) for op in data["operators"]),
+            tuple((int(c), int(o), int(n)) for c, o, n in data.get("released", ())),
         )
 
 

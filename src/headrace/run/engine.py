@@ -79,7 +79,9 @@ class Engine:
             stats=self._stats,
         )
         self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
-        self._progress = {lane: LaneProgress(start[lane], self.lanes[lane].sources) for lane in topology.computed}
+        self._progress = {
+            number: LaneProgress(start[number], lane.sources, lane.released) for number, lane in self.lanes.items()
+        }
         self._local: deque[tuple[Turn, Message]] = deque()
         self._threaded = any(stage.pooled for stage in plan.stages)
         self.buffer = Handover(plan.prefetch, options.prefetch_bytes)

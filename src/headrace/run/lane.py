@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.core.block import Block
-from headrace.core.checkpoint import LaneState, OperatorState
+import numpy as np
+
+from headrace.core.block import CHUNK, OFFSET, Block, concat_blocks
+from headrace.core.checkpoint import LaneState, OperatorState, Span
 from headrace.core.message import Cut, End, Item, Message
 from headrace.core.op import Accumulator
 from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import CheckpointError, OperatorError
 from headrace.observe.counters import Counters, OperatorCounters
 from headrace.run.feed import LaneFeed, LaneSource
+from headrace.run.pools import Pool
 from headrace.run.restore import locate, refetch
 from headrace.run.stage import StageResult
-
-Pool = Callable[[Iterable[Any], int], Iterator[Any]]
-"""A stage's workers: `pool(tasks, window)` yields results in the order of the tasks."""
 
 
 @dataclass(slots=True)
@@ -47,6 +47,8 @@ class Lane:
     def __init__(self, lane: int, shop: Workshop, start: LaneState) -> None:
         self.lane, self._shop, self._start = lane, shop, start
         self.sources: dict[int, dict[str, Any]] = dict(start.sources)
+        self.released: dict[int, list[Span]] = {}
+        """With deterministic=False: the order in which blocks were released, by the position of the cut before them."""
         self._source = shop.lane_source(lane)
         self.feed = LaneFeed(lane, self._source, shop.plan, self.sources)
 
@@ -62,6 +64,8 @@ class Lane:
             node = stage.nodes[0]
             if node.stateful:
                 stream = self._stateful(node, accumulators[id(node)], stream)
+            elif index == 0 and stage.pooled and not self._shop.plan.deterministic:
+                stream = self._as_finished(stage, stream)
             else:
                 stream = self._stateless(index, stage, stream)
         if not self._shop.plan.batched:
@@ -125,6 +129,46 @@ class Lane:
         for _, message in passing:
             yield message
 
+    def _as_finished(self, stage: Stage, upstream: Iterator[Message]) -> Iterator[Message]:
+        """Blocks of the first stage as they finish. A cut is a barrier, and the order since the last one is kept.
+
+        After a restore the recorded part of the interval is released in its recorded order first.
+        """
+        barrier: Message | None = None
+
+        def interval() -> Iterator[Block]:
+            nonlocal barrier
+            for message in upstream:
+                if not isinstance(message, Block):
+                    barrier = message
+                    return
+                yield message
+
+        pool, window = self._shop.pools[0], self._shop.windows[0]
+        log = self.released.setdefault(self._start.position, list(self._start.released))
+        tasks = interval()
+        if log:
+            before, after = regroup(list(tasks), log)
+            yield from self._settled(pool(before, window), stage)
+            tasks = iter(after)
+        while True:
+            for result in pool(tasks, window, False):
+                log.append(result.span)
+                yield from self._settled([result], stage)
+            if barrier is None:
+                return
+            yield barrier
+            if not isinstance(barrier, Cut):
+                return
+            log = self.released.setdefault(barrier.position, [])
+            barrier, tasks = None, interval()
+
+    def _settled(self, results: Iterable[StageResult], stage: Stage) -> Iterator[Block]:
+        for result in results:
+            block = self._shop.settle(result, stage)
+            if len(block):
+                yield block
+
     def _stateful(self, node: Node, accumulator: Accumulator, upstream: Iterator[Message]) -> Iterator[Message]:
         """Blocks through the accumulator; a cut takes the accumulator's state along."""
         count, counters = self._shop.stats[id(node)], self._shop.counters
@@ -153,6 +197,20 @@ class Lane:
                 yield message.with_state(OperatorState(accumulator.state(), accumulator.held()))
             elif isinstance(message, End):
                 yield message
+
+
+def regroup(blocks: Sequence[Block], spans: Sequence[Span]) -> tuple[list[Block], list[Block]]:
+    """The samples of `blocks` as blocks of these spans, and the others as they were."""
+    whole = concat_blocks(blocks)
+    place = {(c, o): i for i, (c, o) in enumerate(whole.origin.ids[:, [CHUNK, OFFSET]].tolist())}
+    left = np.ones(len(whole), bool)
+    first = []
+    for chunk, offset, count in spans:
+        at = place[chunk, offset]
+        first.append(whole.slice(at, at + count))
+        left[at : at + count] = False
+    runs = np.flatnonzero(np.diff(np.concatenate([[False], left, [False]]).astype(np.int8)))
+    return first, [whole.slice(a, b) for a, b in runs.reshape(-1, 2).tolist()]
 
 
 def _one_by_one(stream: Iterator[Message]) -> Iterator[Message]:

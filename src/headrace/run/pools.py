@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.core.block import Block
 from headrace.core.message import Item
@@ -15,6 +15,14 @@ from headrace.options import OnError, RuntimeOptions
 from headrace.run.executor import Executor, make_executor, ordered_map
 from headrace.run.stage import StageWorker
 from headrace.types import SampleBatch
+
+
+class Pool(Protocol):
+    """A stage's workers."""
+
+    def __call__(self, tasks: Iterable[Any], window: int, ordered: bool = True) -> Iterator[Any]:
+        """Results of `tasks`, at most `window` of them in flight."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +50,16 @@ class BatchWorker:
 
 
 class Pools:
-    """`all[i]` runs the tasks of stage `i`: `all[i](tasks, window)` yields results in order."""
+    """`all[i]` runs the tasks of stage `i`: `all[i](tasks, window, ordered)` yields results, in order or as they finish."""
 
     def __init__(self, plan: Plan, options: RuntimeOptions) -> None:
         self._plan, self._options = plan, options
         self._executors: dict[int, Executor] = {}
-        self.all: list[Callable[[Iterable[Any], int], Iterator[Any]]] = []
+        self.all: list[Pool] = []
         for index, stage in enumerate(plan.stages):
             self.all.append(self._runner(index, stage))
 
-    def _runner(self, index: int, stage: Stage) -> Callable[[Iterable[Any], int], Iterator[Any]]:
+    def _runner(self, index: int, stage: Stage) -> Pool:
         if stage.nodes[0].stateful:
             return _refuse
         if not stage.pooled:
@@ -62,8 +70,8 @@ class Pools:
                     made.append(self._factory(stage)())
                 return made[0](task)
 
-            return lambda tasks, window: map(call, tasks)
-        return lambda tasks, window: ordered_map(self._executors[index], tasks, window)
+            return lambda tasks, window, ordered=True: map(call, tasks)
+        return lambda tasks, window, ordered=True: ordered_map(self._executors[index], tasks, window, ordered=ordered)
 
     def _factory(self, stage: Stage) -> Callable[[], Callable[[Block], Any]]:
         if stage.nodes[0].post_batch:
@@ -92,7 +100,7 @@ class Pools:
             executor.close()
 
 
-def _refuse(tasks: Iterable[Any], window: int) -> Iterator[Any]:
+def _refuse(tasks: Iterable[Any], window: int, ordered: bool = True) -> Iterator[Any]:
     raise AssertionError("a stateful stage has no workers")
 
 

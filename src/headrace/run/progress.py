@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from headrace.core.block import CHUNK
-from headrace.core.checkpoint import LaneState
+from headrace.core.checkpoint import LaneState, Span
 from headrace.core.message import Cut
 
 
 class LaneProgress:
     """Cuts and deliveries of one lane, as the consumer sees them."""
 
-    def __init__(self, start: LaneState, sources: dict[int, dict[str, Any]]) -> None:
-        self._start, self._sources = start, sources
+    def __init__(self, start: LaneState, sources: dict[int, dict[str, Any]], released: dict[int, list[Span]]) -> None:
+        self._start, self._sources, self._released = start, sources, released
         self._cut: Cut | None = None
         self._pending: Cut | None = None
         self._taken = start.taken
@@ -35,6 +35,8 @@ class LaneProgress:
             needed = self._chunks_needed()
             for chunk in [c for c in list(self._sources) if c < min(needed)]:
                 del self._sources[chunk]
+            for position in [p for p in list(self._released) if p < self._cut.position]:
+                del self._released[position]
         self._taken += 1
 
     def _chunks_needed(self) -> set[int]:
@@ -47,10 +49,18 @@ class LaneProgress:
         """What a checkpoint holds of this lane."""
         if self._cut is None:
             start = self._start
-            return LaneState(start.chunk, start.offset, start.position, self._taken, start.sources, start.operators)
+            order = self._order(start.position) or start.released
+            return LaneState(
+                start.chunk, start.offset, start.position, self._taken, start.sources, start.operators, order
+            )
         cut = self._cut
         sources = {chunk: self._sources[chunk] for chunk in self._chunks_needed()}
-        return LaneState(cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states)
+        return LaneState(
+            cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states, self._order(cut.position)
+        )
+
+    def _order(self, position: int) -> tuple[Span, ...]:
+        return tuple(self._released.get(position, ()))
 
     def incomplete_from(self) -> set[int]:
         """Chunks that may still have records on their way: those after the cut, and those that held records came from."""

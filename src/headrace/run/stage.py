@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.core.block import Block, Drop, Ints
+from headrace.core.block import CHUNK, OFFSET, Block, Drop, Ints
 from headrace.core.op import BadRows, Stateless, Worker
 from headrace.errors import OperatorError
 from headrace.options import OnError
@@ -59,6 +59,8 @@ class StageResult:
     block: Block
     stats: list[OpStat]
     faults: list[Fault] = field(default_factory=list)
+    span: tuple[int, int, int] = (0, 0, 0)
+    """Chunk, offset and number of the samples that the block began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class StageFunction:
     def __call__(self, block: Block) -> StageResult:
         stats: list[OpStat] = []
         faults: list[Fault] = []
+        span = (*block.origin.ids[0, [CHUNK, OFFSET]].tolist(), len(block)) if len(block) else (0, 0, 0)
         before = time.perf_counter_ns()
         for name, function, policy in self._steps:
             self.where = name
@@ -101,7 +104,7 @@ class StageFunction:
             now = time.perf_counter_ns()
             stats.append(OpStat(rows_in, len(block), now - before))
             before = now
-        return StageResult(block, stats, faults)
+        return StageResult(block, stats, faults, span)
 
 
 def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, faults: list[Fault]) -> Block:

@@ -1,0 +1,148 @@
+"""User functions: what they are handed, what they may return, and what is said when they misbehave."""
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.block import ORIGIN_WIDTH, Block, Origin, Ragged, Text, to_list
+from headrace.core.op import BadRows
+from headrace.errors import ConfigError, OperatorError
+from headrace.ops.map import Filter, MapBlock, MapTransform, Materialize, Select, require_callable, same
+
+
+def block_of(rows: list[Any] | None = None, columns: dict[str, Any] | None = None) -> Block:
+    n = len(rows) if rows is not None else len(next(iter((columns or {}).values())))
+    ids = np.zeros((n, ORIGIN_WIDTH), np.int64)
+    ids[:, 2] = np.arange(n)
+    return Block(0, Origin(ids), columns, rows)
+
+
+def run(op: Any, block: Block) -> tuple[Block, BadRows]:
+    bad = BadRows()
+    return op.worker()(block, bad), bad
+
+
+def test_map_transform_maps_drops_and_reports() -> None:
+    def fn(payload: dict[str, Any]) -> Any:
+        if payload["x"] == 3:
+            raise KeyError("three")
+        return None if payload["x"] == 1 else {"y": payload["x"] * 10}
+
+    out, bad = run(MapTransform(fn), block_of([{"x": i} for i in range(5)]))
+    assert out.payloads() == [{"y": 0}, {"y": 20}, {"y": 40}]
+    assert out.origin.ids[:, 2].tolist() == [0, 2, 4]
+    assert [(d.operator, d.reason, d.ids[:, 2].tolist()) for d in out.drops] == [
+        ("map_transform", "returned None", [1])
+    ]
+    assert bad.rows == [3] and isinstance(bad.errors[0], KeyError)
+
+
+def test_map_transform_keeps_the_record_without_drop_none() -> None:
+    out, _ = run(MapTransform(lambda p: None, drop_none=False), block_of([{"x": 1}]))
+    assert out.payloads() == [{"x": 1}] and not out.drops
+
+
+def test_a_function_that_edits_its_argument_does_not_edit_the_source() -> None:
+    rows = [{"x": 1}]
+
+    def edit(payload: dict[str, Any]) -> dict[str, Any]:
+        payload["x"] = 2
+        return payload
+
+    out, _ = run(MapTransform(edit), block_of(rows))
+    assert out.payloads() == [{"x": 2}] and rows == [{"x": 1}]
+
+
+def test_a_function_that_disagrees_with_itself_is_named() -> None:
+    counter = itertools.count()
+
+    def draws(payload: dict[str, Any]) -> dict[str, Any]:
+        return {"x": next(counter)}
+
+    block = block_of([{"x": 1}])
+    with pytest.raises(OperatorError, match=r"map_transform\(.*draws\) gave two results.*'x': 0.*'x': 1"):
+        run(MapTransform(draws), block)
+    with pytest.warns(RuntimeWarning, match="gave two results"):
+        run(MapTransform(draws, validation="warn"), block)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(MapTransform(draws, validation="off"), block)
+
+
+def test_filter_counts_what_it_drops() -> None:
+    out, bad = run(Filter(lambda p: 1 / p["x"] > 0.3), block_of([{"x": i} for i in range(5)]))
+    assert [p["x"] for p in out.payloads()] == [1, 2, 3]
+    assert out.drops[0].ids[:, 2].tolist() == [4] and bad.rows == [0]
+
+
+def test_map_block_takes_and_gives_columns() -> None:
+    columns = {
+        "text": Text.from_bytes([b"a", b"bcd"]),
+        "ids": Ragged.from_rows([np.array([1, 2]), np.array([3])]),
+        "n": np.arange(2),
+    }
+
+    def fn(c: dict[str, Any]) -> Any:
+        assert c["text"] == ["a", "bcd"] and isinstance(c["n"], np.ndarray)
+        return {"len": np.array([len(t) for t in c["text"]]), "first": [int(r[0]) for r in c["ids"]]}
+
+    out, _ = run(MapBlock(fn, validation="off"), block_of(columns=columns))
+    assert to_list(out.column("len")) == [1, 3] and out.column("first") == [1, 3]
+
+
+def test_map_block_keeps_rows_by_mask() -> None:
+    def evens(c: dict[str, Any]) -> Any:
+        keep = c["n"] % 2 == 0
+        return {"n": c["n"][keep]}, keep
+
+    out, _ = run(MapBlock(evens), block_of(columns={"n": np.arange(5)}))
+    assert to_list(out.column("n")) == [0, 2, 4]
+    assert out.drops[0].ids[:, 2].tolist() == [1, 3]
+
+
+def test_map_block_that_depends_on_its_block_is_named() -> None:
+    with pytest.raises(OperatorError, match="how the stream is cut into blocks"):
+        run(MapBlock(lambda c: {"n": c["n"] - c["n"].mean()}), block_of(columns={"n": np.arange(6.0)}))
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda c: {"n": c["n"][:1]}, "column 'n' has 1 rows, expected 4"),
+        (lambda c: [1], "returned list; return a dict of columns"),
+        (lambda c: 1 / 0, "raised ZeroDivisionError"),
+        (lambda c: ({"n": c["n"]}, [True]), r"keep has shape \(1,\), the block 4 rows"),
+    ],
+)
+def test_map_block_says_what_is_wrong(fn: Any, message: str) -> None:
+    with pytest.raises(OperatorError, match=message):
+        run(MapBlock(fn), block_of(columns={"n": np.arange(4)}))
+
+
+def test_select_keeps_fields_and_narrows_the_projection() -> None:
+    op = Select(("a", "b"))
+    assert op.needs(None) == {"a", "b"} and op.needs(frozenset({"b", "c"})) == {"b"}
+    out, _ = run(op, block_of(columns={"a": np.arange(2), "c": np.arange(2)}))
+    assert list(out.columns or {}) == ["a"]
+    assert run(op, block_of([{"b": 1, "z": 2}, 5]))[0].rows == [{"b": 1}, 5]
+    with pytest.raises(ConfigError, match="at least one field"):
+        Select(())
+
+
+def test_materialize_passes_on() -> None:
+    block = block_of([1, 2])
+    assert run(Materialize(), block)[0] is block
+
+
+def test_what_cannot_be_called_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"filter\(\) takes a function, got int: 5"):
+        require_callable(5, "filter")
+
+
+def test_equality_knows_arrays_and_nan() -> None:
+    assert same({"a": np.array([1.0, np.nan])}, {"a": np.array([1.0, np.nan])})
+    assert not same({"a": np.array([1, 2])}, {"a": np.array([1, 3])})
+    assert not same([1, 2], [1, 2, 3]) and same([float("nan")], [float("nan")]) and not same({"a": 1}, {"b": 1})
