@@ -84,10 +84,9 @@ class Window(Generic[T]):
         """Whether everything submitted was taken."""
         return not self._open
 
-    @property
-    def held(self) -> int:
-        """Parts that are finished and wait for an earlier one."""
-        return len(self._waiting)
+    def __len__(self) -> int:
+        """Submissions that are outstanding."""
+        return len(self._open)
 
     def submit(self, count: int = 1) -> int:
         """Enter one submission of `count` inputs; returns the index of its first input."""
@@ -246,6 +245,14 @@ class Dispatch:
             raise InternalError("a worker acknowledged a whole piece and still holds it")
         return piece.batch, start
 
+    def withdraw(self, worker: int, *, drop: bool = False) -> Piece:
+        """Take back the piece that was assigned last, before it was sent: it is pending again, or dropped."""
+        seat = self._seats[worker]
+        piece = seat.held.pop()
+        if not drop:
+            (self._pending if piece.batch.worker is None else seat.bound).appendleft(piece)
+        return piece
+
     def died(self, worker: int, begun: int, *, retry: bool = True) -> list[GiveUp]:
         """The worker is gone. `begun` inputs were started since its last acknowledgement (0: between items).
 
@@ -285,8 +292,3 @@ class Dispatch:
             piece = Piece(piece.batch, piece.start, piece.start + most)
         seat.held.append(piece)
         return piece
-
-
-def whole(items: Sequence[Any], key: Hashable, *, first: int = 0, worker: int | None = None) -> Batch:
-    """A batch of these items."""
-    return Batch(key, items, len(items), first, worker)

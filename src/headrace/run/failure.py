@@ -59,7 +59,7 @@ def shorten(item: Any) -> str:
     """A short text for any object, even one whose `__repr__` fails."""
     try:
         return _REPR.repr(item)[:300]
-    except Exception as error:  # a user's __repr__ may raise anything; the report must still leave
+    except Exception as error:  # noqa: BLE001 (a user's __repr__ may raise anything; the report must still leave)
         return f"<{type(item).__name__} whose repr raised {type(error).__name__}>"
 
 
@@ -140,7 +140,7 @@ def _by_value(value: Any) -> bytes:
 def _travels(value: Any) -> bool:
     try:
         pickle.dumps(value)
-    except Exception:  # what cannot be pickled stays behind, whatever the reason it gives
+    except Exception:  # noqa: BLE001 (what cannot be pickled stays behind, whatever the reason it gives)
         return False
     return True
 
@@ -148,5 +148,5 @@ def _travels(value: Any) -> bool:
 def _safe_str(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # a user's __str__ may raise anything
+    except Exception as broken:  # noqa: BLE001 (a user's __str__ may raise anything)
         return f"<message lost: __str__ raised {type(broken).__name__}>"

@@ -8,7 +8,7 @@ a silence of 2.0 s without it, 1.1 s and 0.06 s with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from headrace.run.failure import Failure, from_exception
 
 SLICE = 0.02  # seconds of work after which a worker reports, even in the middle of a batch
 
+Words = list[int] | memoryview
 STARTED, RUNNING = 0, 1  # the two words that a supervisor may read at any time
 
 
@@ -42,9 +43,10 @@ class Function:
     * `fn.close()`: called once at the end.
     """
 
-    def __init__(self, factory: Callable[[], Any]) -> None:
-        """Build the instance: this is the worker's set-up."""
+    def __init__(self, factory: Callable[[], Any], *, interruptible: bool = False) -> None:
+        """Build the instance: this is the worker's set-up. `interruptible`: Ctrl-C reaches this thread."""
         self.fn = factory()
+        self.interruptible = interruptible
         self.into: Callable[[Any, list[Any]], None] | None = getattr(self.fn, "into", None)
         self.at: Callable[[int], None] | None = getattr(self.fn, "at", None) if _indexed(self.fn) else None
         self.report: Callable[[], Any] | None = getattr(self.fn, "report", None)
@@ -64,9 +66,7 @@ def _indexed(fn: Any) -> bool:
     return bool(getattr(fn, "indexed", False))
 
 
-def run_slice(
-    function: Function, items: Sequence[Any], span: tuple[int, int], first: int, words: MutableSequence[int]
-) -> Slice:
+def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], first: int, words: Words) -> Slice:
     """Run items `span[0] .. span[1]` until the end, a failure, or the end of the time slice.
 
     `words[STARTED]` counts the items begun, so that a supervisor can name the one in work if this worker dies.
@@ -92,7 +92,9 @@ def run_slice(
                 if perf_counter() >= deadline:
                     break
             index += 1
-    except BaseException as error:  # noqa: BLE001 (whatever the user's code raises is the item's result)
+    except BaseException as error:  # whatever the user's code raises is the item's result
+        if function.interruptible and isinstance(error, KeyboardInterrupt):
+            raise
         done = len(ends) if ends is not None else len(values)
         index = begin + done
         del values[ends[-1] if ends else (0 if ends is not None else done) :]
@@ -107,7 +109,7 @@ def _run_general(
     items: Sequence[Any],
     span: tuple[int, int],
     first: int,
-    words: MutableSequence[int],
+    words: Words,
     values: list[Any],
     ends: list[int] | None,
     deadline: float,

@@ -1,0 +1,279 @@
+"""The process executor: one duplex socket and one slab per worker, one event loop in the parent.
+
+No shared queue, lock, feeder thread or manager: each of those lost items or dead-locked when a worker was killed
+in the trials. The parent never blocks on a write, so a worker that wants to deliver a large result cannot wait for a
+parent that wants to hand it a large input. A worker's death is the end of its stream; its wait status says how, and
+two words in shared memory say at which item.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import time
+import weakref
+
+from headrace.core.reorder import Batch, Dispatch, GiveUp, Piece
+from headrace.errors import WorkerDied
+from headrace.run import supervise, wire
+from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
+from headrace.run.failure import Failure, shorten, unpack
+from headrace.run.shm import Recycler
+from headrace.run.task import RUNNING, SLICE, STARTED
+
+_TICK = 0.05  # seconds between two looks at the clock of a running item, where items have a time limit
+
+
+class ProcessExecutor:
+    """Runs batches in worker processes. Not thread-safe: one thread submits and asks for results."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        """Start the workers; they load the function while the parent goes on."""
+        self._config = config
+        self._dispatch = Dispatch(config.workers, max_retries=config.max_retries)
+        self._parts: list[Part] = []
+        self._recycler = Recycler()
+        self._selector = selectors.DefaultSelector()
+        self._children: list[supervise.Child] = []
+        self._begun: list[int] = [0] * config.workers  # inputs acknowledged by each worker since it was born
+        self._seen: list[tuple[int, float]] = [(0, 0.0)] * config.workers
+        self._stats = WorkerStatistics()
+        self._fatal: BaseException | None = None
+        self._singly = 0  # inputs to be sent one by one, because one of them cannot be pickled
+        self.batch_limit: int | None = None  # inputs a message, for what comes back from slow batches
+        self._factory = wire.dumps(config.factory)
+        self._shut = weakref.finalize(self, _close, self._children, self._selector, os.getpid())
+        try:
+            for index in range(config.workers):
+                self._children.append(self._start(index))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self._children)
+
+    @property
+    def free(self) -> int:
+        """Batches that a worker could take at once."""
+        seats = sum(max(0, self._dispatch.depth - self._dispatch.load(w)) for w in range(self.workers))
+        return max(0, seats - self._dispatch.pending)
+
+    def submit(self, batch: Batch) -> None:
+        """Take a batch; it is sent as soon as a worker has room."""
+        self._check()
+        self._dispatch.submit(batch)
+        self._send()
+
+    def completed(self, timeout: float | None = None) -> list[Part]:
+        """What has finished, waiting for at most `timeout` seconds if nothing has (None: as long as it takes)."""
+        self._check()
+        self._send()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            wait = 0.0 if self._parts or not self._dispatch.busy else _until(deadline)
+            if self._config.timeout is not None and (wait is None or wait > _TICK):
+                wait = _TICK
+            self._poll(wait)
+            self._check()
+            if self._parts or not self._dispatch.busy or (deadline is not None and time.monotonic() >= deadline):
+                parts, self._parts = self._parts, []
+                return parts
+
+    def statistics(self) -> WorkerStatistics:
+        """Counts since the start."""
+        hits = [child.slab for child in self._children if child.slab is not None]
+        self._stats.retries = self._dispatch.retries
+        self._stats.slab_hits = sum(slab.hits for slab in hits)
+        self._stats.slab_misses = sum(slab.misses for slab in hits)
+        return self._stats
+
+    def close(self) -> None:
+        """End every worker; see the shutdown contract in `supervise`."""
+        self._fatal = self._fatal or RuntimeError(f"{self._config.name}: the executor is closed")
+        self._shut()
+
+    # -- the event loop ---------------------------------------------------------------------------------------
+
+    def _poll(self, wait: float | None) -> None:
+        events = self._selector.select(wait)
+        for key, mask in events:
+            child: supervise.Child = key.data
+            if self._children[child.index] is not child:
+                continue
+            if mask & selectors.EVENT_WRITE and supervise.send_some(child):
+                self._selector.modify(child.sock, selectors.EVENT_READ, child)
+            if mask & selectors.EVENT_READ:
+                alive = supervise.read_frames(child, lambda frame, child=child: self._handle(child, frame))
+                if not alive and self._fatal is None:
+                    self._bury(child)
+        if self._config.timeout is not None:
+            self._watch_clock(self._config.timeout)
+        self._send()
+
+    def _send(self) -> None:
+        while self._fatal is None:
+            order = self._dispatch.assign(1 if self._singly else self.batch_limit)
+            if order is None:
+                return
+            worker, piece = order
+            self._singly = max(0, self._singly - len(piece))
+            child = self._children[worker]
+            batch = piece.batch
+            packed = isinstance(batch.items, wire.Packed)
+            begin = piece.start if packed else 0
+            head = wire.Head(wire.ITEMS, 0, begin, len(piece), batch.first + piece.start - begin)
+            items = batch.items
+            if not packed and len(piece) < batch.count:
+                items = items[piece.start : piece.stop]
+            try:
+                parts = wire.encode(head, items, child.slab)
+            except Exception as error:  # noqa: BLE001 (whatever pickling a user's item raises)
+                self._unsendable(worker, piece, error)
+                continue
+            self._stats.bytes_out += sum(len(part) for part in parts)
+            self._stats.batches += 1
+            if not supervise.post(child, parts):
+                self._selector.modify(child.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, child)
+
+    def _unsendable(self, worker: int, piece: Piece, error: Exception) -> None:
+        """Something in this piece cannot be pickled: its items are sent one by one, and the culprit fails alone."""
+        if len(piece) > 1:
+            self._singly = len(piece)
+            self._dispatch.withdraw(worker)
+            return
+        self._dispatch.withdraw(worker, drop=True)
+        error.add_note("headrace: the item cannot be pickled, so it cannot be sent to a worker process")
+        failure = Failure(error, self._config.name, self._describe(piece.batch, piece.start))
+        self._parts.append(Part(piece.batch.key, piece.start, 1, [], failure))
+
+    # -- what workers say -------------------------------------------------------------------------------------
+
+    def _handle(self, child: supervise.Child, frame: wire.Frame) -> None:
+        if frame.kind == wire.FAILED_START:
+            self._fatal = unpack(frame.decode()).raised()
+            return
+        if frame.kind != wire.ACK:
+            return
+        try:
+            values, packed, report = frame.decode()
+        except Exception as error:  # noqa: BLE001 (a user's class that unpickles in the worker and not here)
+            error.add_note("headrace: a result that came back from a worker process cannot be unpickled here")
+            values, packed, report = [], None, None
+            self._fatal = error
+        batch, start = self._dispatch.acknowledged(child.index, frame.a, last=bool(frame.flags & wire.LAST))
+        self._begun[child.index] += frame.a
+        self._stats.bytes_in += frame.nbytes
+        self._stats.busy += frame.seconds
+        self._stats.items += frame.a
+        failure = None
+        if packed is not None:
+            failure = unpack(packed)
+            failure.worker = child.name
+            failure.item = self._describe(batch, start + frame.a - 1) or failure.item
+        part = Part(batch.key, start, frame.a, values, failure, frame.seconds, frame.nbytes, report)
+        if frame.a and frame.seconds / frame.a >= SLICE:
+            self._dispatch.depth = 1  # nothing queues behind a slow item while another worker is free
+        elif frame.a:
+            self._dispatch.depth = 2
+        self._parts.append(part)
+
+    def _bury(self, child: supervise.Child) -> None:
+        """A worker's stream has ended and we did not end it."""
+        self._selector.unregister(child.sock)
+        worker = child.index
+        begun = child.arena.words[STARTED] - self._begun[worker]
+        how = supervise.how_it_ended(child)
+        self._stats.deaths += 1
+        held = [
+            self._describe(piece.batch, index)
+            for piece in self._dispatch.holds(worker)
+            for index in range(piece.start, min(piece.stop, piece.start + 8))
+        ]
+        late = child.reason == "timeout"
+        for given_up in self._dispatch.died(worker, begun, retry=not late):
+            failure = self._too_late(given_up) if late else self._died(child, given_up, how, held)
+            self._parts.append(Part(given_up.batch.key, given_up.start, 1, [], failure))
+        if self._dispatch.barren(worker):
+            self._fatal = WorkerDied(
+                f"{self._config.name}: {child.name} {how}, as did those before it, before finishing anything. "
+                "Look at its output above, or run with the inline runner."
+            )
+            return
+        self._children[worker] = self._start(worker)
+
+    def _died(self, child: supervise.Child, given_up: GiveUp, how: str, held: list[str]) -> Failure:
+        item = self._describe(given_up.batch, given_up.start)
+        others = [text for text in held if text and text != item]
+        rest = f"; it also held {', '.join(others[:7])}" if others else ""
+        error = WorkerDied(
+            f"{self._config.name}: {child.name} {how} while working on item "
+            f"{given_up.batch.first + given_up.start} ({item}), after {given_up.attempts} attempts{rest}"
+        )
+        return Failure(error, self._config.name, item, worker=child.name, died=True)
+
+    def _too_late(self, given_up: GiveUp) -> Failure:
+        error = TimeoutError(
+            f"{self._config.name}: item {given_up.batch.first + given_up.start} took longer than "
+            f"{self._config.timeout} s; its worker was replaced"
+        )
+        return Failure(error, self._config.name, self._describe(given_up.batch, given_up.start))
+
+    def _watch_clock(self, limit: float) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            words = child.arena.words
+            count = words[STARTED]
+            seen, since = self._seen[child.index]
+            if count != seen or not words[RUNNING]:
+                self._seen[child.index] = (count, now)
+            elif now - since > limit and not child.reason:
+                child.reason = "timeout"
+                child.process.kill()
+
+    # -- small things -----------------------------------------------------------------------------------------
+
+    def _start(self, index: int) -> supervise.Child:
+        config = self._config
+        child = supervise.start_child(index, self._recycler, config.slab_bytes)
+        self._begun[index] = 0
+        self._seen[index] = (0, time.monotonic())
+        settings = {
+            "factory": self._factory,
+            "hand_back": config.hand_back,
+            "name": config.name,
+            "keep_memory": config.keep_memory,
+        }
+        events = selectors.EVENT_READ
+        if not supervise.post(child, wire.encode(wire.Head(wire.INIT), settings, None)):
+            events |= selectors.EVENT_WRITE
+        self._selector.register(child.sock, events, child)
+        return child
+
+    def _describe(self, batch: Batch, index: int) -> str:
+        items = batch.items
+        if isinstance(items, wire.Packed):
+            try:
+                items = items.decode()
+            except (pickle.UnpicklingError, ImportError, AttributeError):
+                return ""
+        return self._config.describe(items[index]) if self._config.describe else shorten(items[index])
+
+    def _check(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+
+def _until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _close(children: list[supervise.Child], selector: selectors.BaseSelector, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            selector.close()
+    supervise.stop_children(children, owner)

@@ -1,0 +1,191 @@
+"""The thread executor: for work that waits or that releases the interpreter's lock, and nothing to send anywhere."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.core.reorder import Batch, Dispatch, Piece
+from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
+from headrace.run.failure import Failure, from_exception, shorten
+from headrace.run.task import RUNNING, SLICE, STARTED, Function, Slice, run_slice
+from headrace.run.wire import Packed
+
+_TICK = 0.05
+_LEAVE = 1.5  # seconds that a thread may take to leave before it is left behind
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """One worker thread: what it is given, and the words that a supervisor may read."""
+
+    index: int
+    inbox: queue.SimpleQueue[Piece | None] = field(default_factory=queue.SimpleQueue)
+    words: list[int] = field(default_factory=lambda: [0, 0])
+    acknowledged: int = 0
+    seen: tuple[int, float] = (0, 0.0)
+    thread: threading.Thread | None = None
+    abandoned: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"thread {self.index}"
+
+
+_Report = tuple[_Lane, Slice | Failure, bool, Any]
+
+
+class ThreadExecutor:
+    """Runs batches in threads of this process. Not thread-safe itself: one thread submits and asks for results."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        """Start the threads; each builds its own instance of the function."""
+        self._config = config
+        self._dispatch = Dispatch(config.workers, max_retries=config.max_retries)
+        self._done: queue.SimpleQueue[_Report] = queue.SimpleQueue()
+        self._parts: list[Part] = []
+        self._stats = WorkerStatistics()
+        self._stopping = threading.Event()
+        self._fatal: BaseException | None = None
+        self.batch_limit: int | None = None
+        self._lanes = [self._start(index) for index in range(config.workers)]
+
+    @property
+    def free(self) -> int:
+        """Batches that a thread could take at once."""
+        seats = sum(max(0, self._dispatch.depth - self._dispatch.load(lane.index)) for lane in self._lanes)
+        return max(0, seats - self._dispatch.pending)
+
+    def submit(self, batch: Batch) -> None:
+        """Take a batch."""
+        self._check()
+        if isinstance(batch.items, Packed):
+            batch.items = batch.items.decode()
+        self._dispatch.submit(batch)
+        self._stats.batches += 1
+        self._send()
+
+    def completed(self, timeout: float | None = None) -> list[Part]:
+        """What has finished, waiting for at most `timeout` seconds if nothing has (None: as long as it takes)."""
+        self._check()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = self._config.timeout
+        while self._dispatch.busy or self._parts:
+            if self._parts:
+                self._take(0.0)
+                parts, self._parts = self._parts, []
+                return parts
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._take(wait if limit is None else _TICK if wait is None else min(wait, _TICK))
+            if limit is not None:
+                self._watch_clock(limit)
+            self._check()
+            if not self._parts and deadline is not None and time.monotonic() >= deadline:
+                break
+        return []
+
+    def statistics(self) -> WorkerStatistics:
+        """Counts since the start."""
+        return self._stats
+
+    def close(self) -> None:
+        """Let every thread finish its item and leave; one that does not is left behind (a daemon) with a message."""
+        if self._fatal is None:
+            self._fatal = RuntimeError(f"{self._config.name}: the executor is closed")
+        self._stopping.set()
+        for lane in self._lanes:
+            lane.inbox.put(None)
+        deadline = time.monotonic() + _LEAVE
+        for lane in self._lanes:
+            if lane.thread is not None and lane.thread is not threading.current_thread():
+                lane.thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _take(self, wait: float | None) -> None:
+        """Wait for a report, then take all that are there."""
+        try:
+            report = self._done.get(timeout=wait) if wait != 0.0 else self._done.get_nowait()
+            while True:
+                self._handle(*report)
+                report = self._done.get_nowait()
+        except queue.Empty:
+            pass
+        self._send()
+
+    def _handle(self, lane: _Lane, done: Slice | Failure, last: bool, report: Any) -> None:
+        if lane.abandoned:
+            return
+        if isinstance(done, Failure):
+            self._fatal = done.raised()
+            return
+        count = done.end - done.begin
+        batch, start = self._dispatch.acknowledged(lane.index, count, last=last)
+        lane.acknowledged += count
+        self._stats.items += count
+        self._stats.busy += done.seconds
+        failure = done.failure
+        if failure is not None:
+            failure.worker = lane.name
+            failure.item = self._describe(batch, start + count - 1)
+        self._dispatch.depth = 1 if done.seconds / count >= SLICE else 2
+        self._parts.append(Part(batch.key, start, count, done.values, failure, done.seconds, 0, report))
+
+    def _send(self) -> None:
+        while self._fatal is None and (order := self._dispatch.assign(self.batch_limit)) is not None:
+            worker, piece = order
+            self._lanes[worker].inbox.put(Piece(piece.batch, piece.start, piece.stop))
+
+    def _watch_clock(self, limit: float) -> None:
+        """Python cannot stop a thread: one that is too late is left behind, and another takes its place."""
+        now = time.monotonic()
+        for index, lane in enumerate(self._lanes):
+            count, (seen, since) = lane.words[STARTED], lane.seen
+            if count != seen or not lane.words[RUNNING]:
+                lane.seen = (count, now)
+            elif now - since > limit:
+                lane.abandoned = True
+                lane.inbox.put(None)
+                for given_up in self._dispatch.died(index, count - lane.acknowledged, retry=False):
+                    item = self._describe(given_up.batch, given_up.start)
+                    error = TimeoutError(
+                        f"{self._config.name}: item {given_up.batch.first + given_up.start} took longer than {limit} s; "
+                        "its thread was left behind, still running"
+                    )
+                    failure = Failure(error, self._config.name, item, worker=lane.name)
+                    self._parts.append(Part(given_up.batch.key, given_up.start, 1, [], failure))
+                self._lanes[index] = self._start(index)
+        self._send()
+
+    def _start(self, index: int) -> _Lane:
+        lane = _Lane(index, seen=(0, time.monotonic()))
+        lane.thread = threading.Thread(target=self._run, args=(lane,), name=f"{self._config.name}-{index}", daemon=True)
+        lane.thread.start()
+        return lane
+
+    def _run(self, lane: _Lane) -> None:
+        """The body of a thread."""
+        try:
+            function = Function(self._config.factory)
+        except BaseException as error:  # noqa: BLE001 (a user's set-up; the owner's thread raises it)
+            self._done.put((lane, from_exception(error, f"set-up of {self._config.name}", None), True, None))
+            return
+        while (piece := lane.inbox.get()) is not None and not self._stopping.is_set():
+            begin = piece.start
+            while begin < piece.stop:
+                done = run_slice(function, piece.batch.items, (begin, piece.stop), piece.batch.first, lane.words)
+                begin = done.end
+                last = begin == piece.stop or self._config.hand_back
+                report = function.report() if function.report is not None else None
+                self._done.put((lane, done, last, report))
+                if last or self._stopping.is_set():
+                    break
+        function.close()
+
+    def _describe(self, batch: Batch, index: int) -> str:
+        return self._config.describe(batch.items[index]) if self._config.describe else shorten(batch.items[index])
+
+    def _check(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal

@@ -1,0 +1,177 @@
+"""The program of a worker process: read a frame of items, run them, acknowledge what is done.
+
+Started as `python -c "...; main()"` by `supervise`, never forked from a process that has threads. It is
+single-threaded, ignores Ctrl-C (the parent decides), leaves when the parent closes the socket, and is killed by
+the kernel when the parent is gone, even in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import sys
+from typing import Any
+
+from headrace.run import wire
+from headrace.run.failure import from_exception, pack
+from headrace.run.shm import Arena, SlabReader, SlabWriter, keep_memory
+from headrace.run.task import STARTED, Function, Slice, run_slice
+
+_F_SETSIG = 10  # Linux: which signal announces that a descriptor is ready; the fcntl module does not name it
+
+
+def main(fd: int, lifeline: int, arena_fd: int, pages: int, parent: int) -> None:
+    """Serve until the parent closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    line = die_with_parent(lifeline, parent)
+    sock = socket.socket(fileno=fd)
+    worker = Worker(sock, Arena(arena_fd, pages))
+    try:
+        worker.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone or wants no more
+    finally:
+        worker.close()
+        sock.close()
+        line.close()
+
+
+def die_with_parent(lifeline: int, parent: int) -> socket.socket:
+    """Ask the kernel to kill this process when the parent's end of `lifeline` closes, for whatever reason.
+
+    `PR_SET_PDEATHSIG` fires when the *thread* that started the worker ends, which may be long before the parent
+    does. A closed descriptor says exactly what is meant, needs no thread here, and works while a step computes.
+    """
+    line = socket.socket(fileno=lifeline)
+    if sys.platform == "linux":
+        fcntl.fcntl(line, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+    return line
+
+
+class Worker:
+    """One worker's state: its socket, its shared memory and its instance of the function."""
+
+    def __init__(self, sock: socket.socket, arena: Arena) -> None:
+        """Wait for nothing yet; the function arrives in the first frame."""
+        self._sock = sock
+        self._arena = arena
+        self._inbox = wire.Inbox(SlabReader(arena.slab(0)) if arena.pages else None)
+        self._slab = SlabWriter(arena.slab(1)) if arena.pages else None
+        self._function: Function | None = None
+        self._hand_back = True
+
+    def serve(self) -> None:
+        """Answer frames until the end of the stream."""
+        while (frame := wire.receive(self._sock, self._inbox)) is not None:
+            if frame.kind == wire.INIT:
+                if not self._start(frame):
+                    return
+            elif frame.kind == wire.ITEMS:
+                self._run(frame)
+            else:
+                self._emit()
+                return
+
+    def close(self) -> None:
+        """Tear the function down."""
+        if self._function is not None:
+            self._function.close()
+
+    def _start(self, frame: wire.Frame) -> bool:
+        where = "worker set-up"
+        try:
+            settings = frame.decode()
+            self._hand_back = settings["hand_back"]
+            where = settings["name"]
+            if settings["keep_memory"]:
+                keep_memory()
+            self._function = Function(pickle.loads(settings["factory"]))  # noqa: S301 (from our own parent)
+        except BaseException as error:  # noqa: BLE001 (a user's set-up or import; the parent raises it)
+            failure = from_exception(error, f"set-up of {where}", None)
+            failure.item = ""
+            self._post(wire.Head(wire.FAILED_START), pack(failure))
+            return False
+        return True
+
+    def _run(self, frame: wire.Frame) -> None:
+        function = self._function
+        assert function is not None
+        begin, stop, first = frame.a, frame.a + frame.b, frame.first
+        try:
+            items = frame.decode()
+        except BaseException as error:  # noqa: BLE001 (a user's __setstate__ or a missing module)
+            self._undecodable(error, frame.b)
+            return
+        del frame
+        while begin < stop:
+            part = run_slice(function, items, (begin, stop), first, self._arena.words)
+            begin = part.end
+            last = begin == stop or self._hand_back
+            report = function.report() if function.report is not None else None
+            self._acknowledge(part, last, report, items)
+            if last:
+                return
+
+    def _acknowledge(self, part: Slice, last: bool, report: Any, items: Any) -> None:
+        """Send the slice; a result that cannot be pickled is a failure of its own item and of no other."""
+        done = part.end - part.begin
+        failure = pack(part.failure) if part.failure is not None else None
+        head = wire.Head(wire.ACK, wire.LAST if last else 0, done, seconds=part.seconds)
+        try:
+            parts = wire.encode(head, (part.values, failure, report), self._slab)
+        except BaseException:  # noqa: BLE001 (a user's __reduce__ may raise anything; told item by item below)
+            self._one_by_one(part, last, failure, report, items)
+        else:
+            wire.send(self._sock, parts)
+
+    def _one_by_one(self, part: Slice, last: bool, failure: Any, report: Any, items: Any) -> None:
+        ends = part.ends if part.ends is not None else list(range(1, len(part.values) + 1))
+        at = 0
+        for offset, end in enumerate(ends):
+            values, at = part.values[at:end], end
+            final = last and failure is None and offset + 1 == len(ends)
+            head = wire.Head(wire.ACK, wire.LAST if final else 0, 1, seconds=part.seconds / len(ends))
+            try:
+                parts = wire.encode(head, (values, None, report if offset == 0 else None), self._slab)
+            except BaseException as error:  # noqa: BLE001 (as above)
+                told = from_exception(error, "sending the result", items[part.begin + offset])
+                told.error.add_note("headrace: the result cannot be pickled, so it cannot leave its worker process")
+                parts = wire.encode(head, ([], pack(told), None), None)
+            wire.send(self._sock, parts)
+        if failure is not None:
+            self._post(wire.Head(wire.ACK, wire.LAST if last else 0, 1), ([], failure, None))
+
+    def _undecodable(self, error: BaseException, count: int) -> None:
+        """Items that cannot be read here fail one by one: each has a place in the input."""
+        failure = from_exception(error, "receiving the items", None)
+        failure.item = ""
+        failure.error.add_note("headrace: the items cannot be unpickled in the worker process")
+        packed = pack(failure)
+        for left in range(count, 0, -1):
+            self._arena.words[STARTED] += 1
+            self._post(wire.Head(wire.ACK, wire.LAST if left == 1 else 0, 1), ([], packed, None))
+
+    def _emit(self) -> None:
+        """Run the function once, as a source: it sends its own frames of items; then the end."""
+        function = self._function
+        assert function is not None
+        sent, failure = 0, None
+        try:
+            sent = function.fn.run(self._sock, self._slab)
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # noqa: BLE001 (a reader's own error; the parent raises it)
+            failure = pack(from_exception(error, function.where, None))
+        self._post(wire.Head(wire.END), (sent, failure))
+        self._sock.recv(1)  # stay until the parent has read everything and closes
+
+    def _post(self, head: wire.Head, value: Any) -> None:
+        wire.send(self._sock, wire.encode(head, value, self._slab))

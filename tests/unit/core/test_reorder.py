@@ -1,0 +1,189 @@
+"""The ordering window and the dispatch of work, driven by random schedules without a single thread."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.reorder import Batch, Dispatch, Release, Stop, Window
+from headrace.errors import InternalError
+
+
+def drain(window: Window[int]) -> list[Release[int] | Stop]:
+    out = []
+    while (part := window.take()) is not None:
+        out.append(part)
+    return out
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), max_size=30),
+    limit=st.integers(1, 6),
+    ordered=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_every_input_leaves_once_and_in_order(sizes: list[int], limit: int, ordered: bool, seed: int) -> None:
+    rng = random.Random(seed)
+    window: Window[int] = Window(limit, ordered=ordered)
+    todo, open_parts, left = list(sizes), [], []
+    while todo or open_parts:
+        while todo and window.room:
+            size = todo.pop(0)
+            first = window.submit(size)
+            open_parts.append([first, 0, size])
+        assert len(window) <= limit
+        if not open_parts:  # nothing in work and no credit: what is finished was not taken yet
+            left.extend(drain(window))
+            continue
+        part = rng.choice(open_parts)
+        first, start, size = part
+        count = rng.randint(1, size - start)
+        if rng.random() < 0.2:
+            count = 1
+            window.failed(first, start, ValueError("x"))
+        else:  # input i has i % 3 outputs
+            outputs = [i for i in range(first + start, first + start + count) for _ in range(i % 3)]
+            window.finished(first, start, count, outputs)
+        part[1] += count
+        if part[1] == size:
+            open_parts.remove(part)
+        if rng.random() < 0.7:
+            left.extend(drain(window))
+    left.extend(drain(window))
+    assert window.idle
+    assert window.taken == window.submitted == sum(sizes)
+    covered = [i for part in left for i in range(part.index, part.index + part.count)]
+    assert sorted(covered) == list(range(sum(sizes)))
+    if ordered:
+        assert covered == sorted(covered)
+    for part in left:
+        if isinstance(part, Release):
+            assert list(part.outputs) == [i for i in range(part.index, part.index + part.count) for _ in range(i % 3)]
+
+
+def test_an_error_leaves_at_its_place() -> None:
+    window: Window[str] = Window(4)
+    firsts = [window.submit() for _ in range(3)]
+    error = ValueError("second")
+    window.failed(firsts[1], 0, error)
+    assert window.take() is None
+    window.finished(firsts[2], 0, 1, ["c"])
+    window.finished(firsts[0], 0, 1, ["a"])
+    assert drain(window) == [Release(0, 1, ["a"]), Stop(1, error), Release(2, 1, ["c"])]
+
+
+def test_unordered_leaves_as_finished() -> None:
+    window: Window[str] = Window(4, ordered=False)
+    firsts = [window.submit() for _ in range(2)]
+    window.finished(firsts[1], 0, 1, ["b"])
+    assert drain(window) == [Release(1, 1, ["b"])]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_input_acknowledged_twice_is_an_internal_error(ordered: bool) -> None:
+    window: Window[str] = Window(4, ordered=ordered)
+    first = window.submit()
+    window.finished(first, 0, 1, ["a"])
+    if not ordered:
+        window.take()
+    with pytest.raises(InternalError, match="twice"):
+        window.finished(first, 0, 1, ["a"])
+
+
+class Workers:
+    """Workers that exist only as a list: they run what they hold, hand back, and die, at random."""
+
+    def __init__(self, count: int, depth: int, max_retries: int, seed: int) -> None:
+        self.dispatch = Dispatch(count, depth=depth, max_retries=max_retries)
+        self.rng = random.Random(seed)
+        self.count = count
+        self.done: list[tuple[object, int]] = []
+        self.given_up: list[tuple[object, int]] = []
+        self.ran_by: dict[tuple[object, int], int] = {}
+
+    def step(self, poison: set[tuple[object, int]], hand_back: bool) -> None:
+        while (order := self.dispatch.assign(self.rng.choice([None, 1, 3]))) is not None:
+            worker, piece = order
+            assert piece.batch.worker in (None, worker)
+        busy = [worker for worker in range(self.count) if self.dispatch.load(worker)]
+        assert busy, "work is pending and no worker has any"
+        worker = self.rng.choice(busy)
+        piece = self.dispatch.holds(worker)[0]
+        count = self.rng.randint(1, len(piece))
+        for offset in range(count):
+            if (piece.batch.key, piece.start + offset) in poison:
+                self.die(worker, offset + 1)
+                return
+        if self.rng.random() < 0.1:
+            self.die(worker, self.rng.randint(0, count))
+            return
+        batch, start = self.dispatch.acknowledged(worker, count, last=hand_back or count == len(piece))
+        for index in range(start, start + count):
+            self.done.append((batch.key, index))
+            self.ran_by[batch.key, index] = worker
+
+    def die(self, worker: int, begun: int) -> None:
+        self.given_up += [(lost.batch.key, lost.start) for lost in self.dispatch.died(worker, begun)]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    workers=st.integers(1, 4),
+    depth=st.integers(1, 3),
+    hand_back=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_every_input_is_done_or_given_up_once(
+    sizes: list[int], workers: int, depth: int, hand_back: bool, seed: int
+) -> None:
+    crew = Workers(workers, depth, 3, seed)
+    every = {(key, index) for key, size in enumerate(sizes) for index in range(size)}
+    poison = {one for one in every if crew.rng.random() < 0.1}
+    bound = {key: key % workers for key in range(len(sizes)) if crew.rng.random() < 0.3}
+    for key, size in enumerate(sizes):
+        crew.dispatch.submit(Batch(key, list(range(size)), size, worker=bound.get(key)))
+    while crew.dispatch.busy:
+        crew.step(poison, hand_back)
+    assert sorted(crew.done + crew.given_up) == sorted(every)
+    assert poison <= set(crew.given_up)
+    for (key, _), worker in crew.ran_by.items():
+        assert bound.get(key, worker) == worker
+
+
+def test_a_culprit_is_given_up_after_its_retries_and_its_neighbours_are_not() -> None:
+    dispatch = Dispatch(1, max_retries=2)
+    dispatch.submit(Batch("b", [0, 1, 2], 3))
+    for _ in range(2):
+        assert dispatch.assign() is not None
+        assert dispatch.died(0, begun=2) == []
+    dispatch.assign()
+    (lost,) = dispatch.died(0, begun=2)
+    assert (lost.start, lost.attempts) == (1, 3)
+    rest = []
+    while (order := dispatch.assign()) is not None:
+        rest.append((order[1].start, order[1].stop))
+        dispatch.acknowledged(0, len(order[1]), last=True)
+    assert rest == [(0, 1), (2, 3)]
+
+
+def test_the_tail_of_a_slow_batch_goes_to_whoever_is_free_first() -> None:
+    dispatch = Dispatch(2, depth=1)
+    dispatch.submit(Batch("slow", list(range(10)), 10))
+    dispatch.submit(Batch("next", [0], 1))
+    dispatch.submit(Batch("later", [0], 1))
+    assert [dispatch.assign()[0], dispatch.assign()[0]] == [0, 1]
+    assert dispatch.assign() is None
+    assert dispatch.acknowledged(0, 1, last=True)[1] == 0
+    worker, piece = dispatch.assign(2)
+    assert (worker, piece.batch.key, piece.start, piece.stop) == (0, "slow", 1, 3)
+
+
+def test_a_worker_that_never_finishes_anything_is_barren() -> None:
+    dispatch = Dispatch(1, max_retries=1)
+    for _ in range(3):
+        assert not dispatch.barren(0)
+        dispatch.died(0, 0)
+    assert dispatch.barren(0)
