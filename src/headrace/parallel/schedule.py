@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from headrace.errors import ScheduleError
@@ -40,17 +41,17 @@ class Schedule:
         """How many stages the model is cut into; a multiple of the ranks in interleaved and V schedules."""
         return len(self.stage_to_rank)
 
-    @property
+    @cached_property
     def is_lowered(self) -> bool:
         """Whether the rows hold communication (torch: `compute_comms`) or computation only (`compute_only`)."""
         return any(not action.is_compute for row in self.rows for action in row)
 
-    @property
+    @cached_property
     def splits_backward(self) -> bool:
         """Whether some weight gradient runs apart from its input gradient."""
         return any(action.kind is Kind.W for row in self.rows for action in leaves(row))
 
-    @property
+    @cached_property
     def is_forward_only(self) -> bool:
         """Whether nothing is differentiated: an evaluation."""
         return all(action.kind is Kind.F for row in self.rows for action in row if action.is_compute)
