@@ -8,6 +8,7 @@
     │   ├── FormatError                     a file that cannot be read: path, byte offset, reason
     │   ├── DataChangedError                a file that changed under the run: path, old and new size or time
     │   └── RecordError                     one record: dataset, shard, row, operator, field, value
+    │       └── PayloadTypeError (TypeError)    a payload of a kind the operator cannot read
     ├── CheckpointError (RuntimeError)      a checkpoint that cannot be taken or used
     │   └── CheckpointMismatch              the recipe changed: every difference, old value and new
     ├── OperatorError (RuntimeError)        a user function raised: operator, sample, cause
@@ -61,6 +62,10 @@ class DataChangedError(DataError):
 
 class RecordError(DataError):
     """One record that an operator cannot use."""
+
+
+class PayloadTypeError(RecordError, TypeError):
+    """A payload of a kind that an operator cannot read."""
 
 
 class CheckpointError(HeadraceError, RuntimeError):

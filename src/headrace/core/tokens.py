@@ -1,0 +1,71 @@
+"""Names and shapes of token rows: what packing, batching and the training view agree on.
+
+Columns whose names begin with `_` belong to the library and are hidden from payloads:
+
+* `_padding` int32 `[n]`: padding tokens at the end of each row, known from lengths and never from token values;
+* `_pad_token_id` int64 `[n]`: rows of unequal length are padded with this id to the longest of their batch, in the
+  training view (`tokenize(padding="longest")`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.block import MISSING, Block, Column, Ragged, Text
+
+TOKEN_FIELDS: Final = ("input_ids", "tokens", "token_ids", "ids")
+"""Where token ids are looked for, in this order, with `tokens_field="auto"`."""
+
+POSITIONS: Final = "positions"
+PADDING: Final = "_padding"
+PAD_TOKEN_ID: Final = "_pad_token_id"
+
+
+def find_tokens_field(names: Iterable[str]) -> str | None:
+    """The first of `TOKEN_FIELDS` among `names`."""
+    present = set(names)
+    return next((name for name in TOKEN_FIELDS if name in present), None)
+
+
+def is_sequence(value: Any) -> bool:
+    """True for a value that holds a number per token: a 1-D numeric array, tensor, list or tuple. Text is none."""
+    if isinstance(value, (str, bytes, bytearray, memoryview)) or value is None or value is MISSING:
+        return False
+    if isinstance(value, (list, tuple)):
+        return not value or isinstance(value[0], (int, float, np.number, np.bool_))
+    shape = getattr(value, "shape", None)
+    return shape is not None and len(shape) == 1 and not _is_object_array(value)
+
+
+def _is_object_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"
+
+
+def column_lengths(column: Column, rows: int) -> NDArray[np.int64] | None:
+    """Values per row, int64 `[n]`; None if the column does not hold sequences of numbers."""
+    match column:
+        case Ragged():
+            return column.lengths
+        case Text():
+            return None
+        case list():
+            if not all(is_sequence(value) for value in column):
+                return None
+            return np.fromiter(map(len, column), np.int64, len(column))
+        case _:
+            return np.full(rows, column.shape[1], np.int64) if column.ndim == 2 else None
+
+
+def count_tokens(block: Block) -> int:
+    """Tokens in the token field of a block, padding aside; 0 where it has none."""
+    columns = block.as_columns()
+    name = find_tokens_field(columns)
+    lengths = None if name is None else column_lengths(columns[name], len(block))
+    if lengths is None:
+        return 0
+    padding = columns.get(PADDING)
+    return int(lengths.sum()) - (int(np.sum(padding)) if isinstance(padding, np.ndarray) else 0)

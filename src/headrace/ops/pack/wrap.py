@@ -1,0 +1,173 @@
+"""`wrap`: one stream of tokens, cut every `max_length`.
+
+No token is lost and none is padding, but documents are cut where a row ends. All of it is offset arithmetic: the tokens
+are copied once, into the rows, and a document costs two entries in a few small arrays.
+
+With `max_sequences_per_bin` a row also closes behind its last allowed segment, and is padded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.block import Block, Drop, Ints, Origin
+from headrace.errors import CheckpointError
+from headrace.ops.pack.fields import AlignedFields, TokenRows, without_empty
+from headrace.ops.pack.shape import RowShape, packed_block, pad_rows, padding_of
+
+_NAME: Final = "pack_flat"
+
+
+class WrapPacker:
+    """The open row of one lane: always fewer than `max_length` tokens."""
+
+    def __init__(self, fields: AlignedFields, shape: RowShape, max_sequences: int | None, lane: int) -> None:
+        """Hold nothing."""
+        self._fields, self._shape, self._cap, self._lane = fields, shape, max_sequences, lane
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pieces: dict[str, list[NDArray[Any]]] = {}
+        self._ids: list[Ints] = []
+        self._lengths: list[Ints] = []  # tokens of each document that are still here
+        self._tokens = 0
+        self._skip = 0  # tokens of the first document that have left
+
+    def push(self, block: Block) -> list[Block]:
+        """Every row that is full now."""
+        rows, empty = without_empty(self._fields.align(block))
+        drops = block.drops
+        if len(empty):
+            drops = (*drops, Drop(_NAME, "empty document", empty))
+        self._append(rows)
+        out = self._full_rows()
+        if drops:
+            out = out or [block.slice(0, 0).with_columns({})]
+            out[0] = out[0].dropping(*drops)
+        return out
+
+    def flush(self) -> list[Block]:
+        """The open row, padded; without `pad_token_id` word of what is lost."""
+        out: list[Block] = []
+        if self._tokens and self._shape.pad_token_id is not None:
+            out = [self._emit(np.asarray([self._tokens]))]
+        elif self._tokens:
+            ids = np.concatenate(self._ids)[self._skip > 0 :]
+            drop = Drop(_NAME, "tail of a flush", ids, self._tokens)
+            out = [Block(self._lane, Origin.empty(), {}, None, (drop,))]
+        self._clear()
+        self._fields.clear()
+        return out
+
+    end = flush
+
+    def held(self) -> Origin:
+        """Documents of the open row, the first perhaps in part."""
+        return Origin(np.concatenate(self._ids)) if self._ids else Origin.empty()
+
+    def state(self) -> dict[str, Any]:
+        """Tokens of the first document that have left, and the fields of the stream."""
+        return {"skip": self._skip, "tokens": self._tokens, "fields": self._fields.state()}
+
+    def restore(self, state: dict[str, Any], held: Block | None) -> None:
+        """Hold these documents again, without what has left of the first."""
+        self._clear()
+        self._fields.restore(state["fields"])
+        if held is not None and len(held):
+            self._append(_without_head(self._fields.align(held), int(state["skip"])))
+        self._skip = int(state["skip"])
+        if self._tokens != int(state["tokens"]):
+            raise CheckpointError(
+                f"{_NAME}: the open row held {state['tokens']} tokens and {self._tokens} were read back; "
+                "the data, the tokenizer or an operator before packing has changed"
+            )
+
+    def _append(self, rows: TokenRows) -> None:
+        if not len(rows):
+            return
+        for name, values in rows.values.items():
+            self._pieces.setdefault(name, []).append(values)
+        self._ids.append(rows.ids)
+        self._lengths.append(np.diff(rows.offsets))
+        self._tokens += int(rows.offsets[-1])
+
+    def _full_rows(self) -> list[Block]:
+        length = self._shape.max_length
+        if self._cap is None:
+            count = self._tokens // length
+            return [self._emit(np.arange(1, count + 1) * length)] if count else []
+        cuts = _capped_cuts(np.cumsum(np.concatenate(self._lengths)), length, self._cap) if self._ids else []
+        return [self._emit(np.asarray(cuts))] if len(cuts) else []
+
+    def _emit(self, cuts: Ints) -> Block:
+        """Rows that end at these token counts; what lies behind the last stays."""
+        ids, lengths = np.concatenate(self._ids), np.concatenate(self._lengths)
+        ends = np.cumsum(lengths)
+        cut = int(cuts[-1])
+        segment_ends = np.sort(np.concatenate([ends[: np.searchsorted(ends, cut, side="right")], cuts]))
+        segment_ends = segment_ends[np.diff(segment_ends, prepend=0) > 0]
+        starts = np.concatenate([[0], segment_ends[:-1]])
+        document = np.searchsorted(ends, starts, side="right")
+        begin = starts - (ends - lengths)[document]
+        begin[document == 0] += self._skip
+        rows = np.concatenate([[0], np.searchsorted(segment_ends, cuts, side="right")])
+        origin = Origin(ids[document], rows, np.stack([begin, segment_ends - starts], axis=1))
+        flat = self._cut_tokens(cuts)
+        padding = padding_of(origin, self._shape)
+        if padding.any():
+            bounds = [0, *cuts.tolist()]
+            parts = {n: [v[a:z] for a, z in zip(bounds[:-1], bounds[1:], strict=True)] for n, v in flat.items()}
+            fill = {self._fields.tokens: self._shape.pad_token_id or 0}
+            flat = pad_rows(parts, range(1, len(cuts) + 1), padding, fill)
+        self._keep_documents(ids, lengths, ends, cut)
+        return packed_block(self._lane, flat, origin, padding, self._shape)
+
+    def _cut_tokens(self, cuts: Ints) -> dict[str, NDArray[Any]]:
+        """Take the tokens before the last cut; the rest is copied, so that no block stays alive for it."""
+        rest = self._tokens - int(cuts[-1])
+        flat: dict[str, NDArray[Any]] = {}
+        for name, pieces in self._pieces.items():
+            last = pieces[-1]
+            keep = len(last) - rest
+            taken = [*pieces[:-1], last[:keep]]
+            flat[name] = taken[0] if len(taken) == 1 else np.concatenate(taken)
+            self._pieces[name] = [last[keep:].copy()] if rest else []
+        self._tokens = rest
+        return flat
+
+    def _keep_documents(self, ids: Ints, lengths: Ints, ends: Ints, cut: int) -> None:
+        first = int(np.searchsorted(ends, cut, side="right"))
+        if first == len(ends):
+            self._ids, self._lengths, self._skip = [], [], 0
+            return
+        left = lengths[first:].copy()
+        gone = int(cut - (ends[first] - lengths[first]))
+        left[0] -= gone
+        self._skip = gone + (self._skip if first == 0 else 0)
+        self._ids, self._lengths = [ids[first:].copy()], [left]
+
+
+def _capped_cuts(ends: Ints, length: int, cap: int) -> list[int]:
+    """Row ends where a row closes at `length` tokens or behind its `cap`-th segment, whichever comes first."""
+    documents = ends.tolist()
+    cuts: list[int] = []
+    at = 0
+    while True:
+        last = bisect_right(documents, at) + cap - 1  # the document that would fill the row's segments
+        full = at + length
+        if last < len(documents) and documents[last] <= full:
+            at = documents[last]
+        elif full <= documents[-1]:
+            at = full
+        else:
+            return cuts
+        cuts.append(at)
+
+
+def _without_head(rows: TokenRows, skip: int) -> TokenRows:
+    offsets = np.maximum(rows.offsets - skip, 0)
+    return TokenRows({name: values[skip:] for name, values in rows.values.items()}, offsets, rows.ids)

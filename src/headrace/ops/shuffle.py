@@ -1,0 +1,267 @@
+"""`shuffle`: a bounded buffer that mixes the order of records within a lane.
+
+`"streaming"` replaces in place: arrival `k` goes to slot `hash(seed, lane, k) mod size`, and the record there leaves. The
+slot is a function of the count, so a checkpoint holds one number and the held records, and restoring finds every slot
+again by reading the hash backwards until each has been seen. While the buffer grows (first to 1/16 of its size, at most
+128 records, then by one record for every one that leaves) a stream starts after few records instead of all.
+
+`"block"` permutes every `buffer_size` consecutive records. `"block_warmup"` does so with blocks that grow by the factor
+`warmup_growth` from that same small start.
+
+The random key also holds the lane position of the first record since the last flush, so that two spans between flushes are
+not permuted alike, although a flush leaves the buffer as new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from headrace.core import rng
+from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Ints, Origin, concat_blocks
+from headrace.core.op import Fields
+from headrace.errors import CheckpointError, ConfigError
+from headrace.ops.pool import RowPool
+
+ShuffleAlgorithm = Literal["streaming", "block", "block_warmup"]
+
+_NAME: Final = "shuffle"
+_ALGORITHMS: Final = ("streaming", "block", "block_warmup")
+_DRAIN_ROWS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Mix the order of records through a buffer of `buffer_size` records a lane."""
+
+    buffer_size: int = 8192
+    seed: int = 0
+    algorithm: ShuffleAlgorithm = "streaming"
+    warmup_growth: float = 1.5
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.buffer_size <= 0:
+            raise ConfigError(f"shuffle: buffer_size must be at least 1, found {self.buffer_size}")
+        if self.algorithm not in _ALGORITHMS:
+            raise ConfigError(f"shuffle: unknown algorithm {self.algorithm!r}; known: {', '.join(_ALGORITHMS)}")
+        if self.warmup_growth <= 1:
+            raise ConfigError(f"shuffle: warmup_growth must be greater than 1, found {self.warmup_growth}")
+
+    @property
+    def name(self) -> str:
+        """Shown by explain()."""
+        return _NAME
+
+    @property
+    def reorders(self) -> bool:
+        """It does nothing else."""
+        return True
+
+    @property
+    def start_size(self) -> int:
+        """Records gathered before the first one leaves (not for `"block"`)."""
+        return min(max(self.buffer_size // 16, 1), 128)
+
+    def describe(self) -> dict[str, Any]:
+        """Parameters that decide data."""
+        parameters = {"buffer_size": self.buffer_size, "seed": self.seed, "algorithm": self.algorithm}
+        return parameters | ({"warmup_growth": self.warmup_growth} if self.algorithm == "block_warmup" else {})
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Whatever is wanted of its output."""
+        return downstream
+
+    def accumulator(self, lane: int) -> StreamingShuffle | BlockShuffle:
+        """The buffer of one lane."""
+        return StreamingShuffle(self, lane) if self.algorithm == "streaming" else BlockShuffle(self, lane)
+
+
+def _place(origin: Origin) -> list[int]:
+    """Chunk, offset and piece of the first row: what the random key of a span is made from."""
+    return [int(origin.ids[0, column]) for column in (CHUNK, OFFSET, PIECE)]
+
+
+class StreamingShuffle:
+    """Replace-in-place reservoir. Arrivals are counted from the last flush, and are the handles of the pool."""
+
+    def __init__(self, spec: Shuffle, lane: int) -> None:
+        """Hold nothing."""
+        self._spec, self._lane = spec, lane
+        self._pool = RowPool(lane)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pool.clear()
+        self._arrivals = 0
+        self._first: list[int] = []
+        self._occupant: Ints = np.full(self._spec.buffer_size, -1, np.int64)  # arrival in each slot
+
+    def push(self, block: Block) -> list[Block]:
+        """One record out for each in, once the buffer has grown."""
+        if not len(block):
+            return [block] if block.drops else []
+        if not self._first:
+            self._begin(_place(block.origin))
+        out = self._exchange(len(block))
+        self._pool.add(block)
+        if not len(out):
+            return [block.slice(0, 0).dropping(*block.drops)] if block.drops else []
+        leaving = self._pool.take(out)
+        if self._pool.wasteful(self._size()):
+            self._pool.keep(self._sorted())
+        return [leaving.dropping(*block.drops) if block.drops else leaving]
+
+    def flush(self) -> list[Block]:
+        """Everything, in random order."""
+        handles = self._sorted()
+        if not len(handles):
+            return []
+        handles = handles[rng.shuffled(rng.key(self._key, "drain"), len(handles))]
+        blocks = [self._pool.take(handles[a : a + _DRAIN_ROWS]) for a in range(0, len(handles), _DRAIN_ROWS)]
+        self._reset()
+        return blocks
+
+    end = flush
+
+    def held(self) -> Origin:
+        """Held records by arrival."""
+        return self._pool.origins(self._sorted())
+
+    def state(self) -> dict[str, Any]:
+        """The count of arrivals, and where the span began."""
+        return {"arrivals": self._arrivals, "first": self._first}
+
+    def restore(self, state: dict[str, Any], held: Block | None) -> None:
+        """Put each held record back in its slot: the last arrival that the hash sent there."""
+        self._reset()
+        self._arrivals = int(state["arrivals"])
+        self._begin(list(state["first"]))
+        handles = self._last_arrivals()
+        _check_count(len(handles), held)
+        if held is not None:
+            self._pool.restore(handles, held, self._arrivals)
+
+    def _begin(self, first: list[int]) -> None:
+        """Start a span between flushes at this place of the lane."""
+        self._first = first
+        self._key = rng.key(self._spec.seed, _NAME, self._lane, *first)
+
+    def _exchange(self, count: int) -> Ints:
+        """Send the next arrivals to their slots; arrivals that leave for them, in order."""
+        arrivals = np.arange(self._arrivals, self._arrivals + count)
+        slots = self._slots(arrivals)
+        self._arrivals += count
+        order = np.argsort(slots, kind="stable")
+        by_slot, arrived = slots[order], arrivals[order]
+        before = self._occupant[by_slot]
+        again = by_slot[1:] == by_slot[:-1]  # the record before is one of this same block
+        before[1:][again] = arrived[:-1][again]
+        last = np.append(~again, True)
+        self._occupant[by_slot[last]] = arrived[last]
+        leaving = np.empty(count, np.int64)
+        leaving[order] = before
+        return leaving[leaving >= 0]
+
+    def _slots(self, arrivals: Ints) -> Ints:
+        """Slot of each arrival: a new one while the buffer grows, else a random one of those there are."""
+        size, start = self._spec.buffer_size, self._spec.start_size
+        grown = np.minimum(start + np.maximum(arrivals - start, 0) // 2, size)  # slots in use
+        slots = rng.below(self._key, arrivals, grown)
+        filling = (arrivals < start) | ((arrivals < 2 * size - start) & ((arrivals - start) % 2 == 1))
+        return np.where(filling, np.where(arrivals < start, arrivals, grown), slots)
+
+    def _size(self) -> int:
+        """Records held after this many arrivals."""
+        start, size = self._spec.start_size, self._spec.buffer_size
+        return min(self._arrivals, start + max(self._arrivals - start, 0) // 2, size)
+
+    def _sorted(self) -> Ints:
+        return np.sort(self._occupant[self._occupant >= 0])
+
+    def _last_arrivals(self) -> Ints:
+        """Find the occupant of every slot by reading arrivals backwards; return them ascending."""
+        missing, stop = self._size(), self._arrivals
+        while missing and stop:
+            begin = max(0, stop - max(1024, 2 * self._spec.buffer_size))
+            arrivals = np.arange(begin, stop)[::-1]
+            slots, first = np.unique(self._slots(arrivals), return_index=True)
+            new = self._occupant[slots] < 0
+            self._occupant[slots[new]] = arrivals[first[new]]
+            missing, stop = missing - int(new.sum()), begin
+        return self._sorted()
+
+
+class BlockShuffle:
+    """Permute blocks of consecutive records."""
+
+    def __init__(self, spec: Shuffle, lane: int) -> None:
+        """Hold nothing."""
+        self._spec, self._lane = spec, lane
+        self._held: list[Block] = []
+        self._count = 0
+        self._emitted = 0  # blocks since the last flush
+
+    def push(self, block: Block) -> list[Block]:
+        """Every block that is full now, permuted."""
+        out: list[Block] = []
+        at, total = 0, len(block)
+        while total - at >= (need := self._target() - self._count):
+            self._hold(block.slice(at, at + need))
+            out += self._emit()
+            at += need
+        if at < total:
+            self._hold(block.slice(at, total))
+        if block.drops:
+            out[:1] = [(out[0] if out else block.slice(0, 0)).dropping(*block.drops)]
+        return out
+
+    def flush(self) -> list[Block]:
+        """What is held, permuted."""
+        out = self._emit() if self._count else []
+        self._emitted = 0
+        return out
+
+    end = flush
+
+    def held(self) -> Origin:
+        """Held records by arrival."""
+        return Origin.concat([block.origin for block in self._held]) if self._held else Origin.empty()
+
+    def state(self) -> dict[str, Any]:
+        """Blocks emitted since the last flush, on which the size of the next may depend."""
+        return {"emitted": self._emitted, "count": self._count}
+
+    def restore(self, state: dict[str, Any], held: Block | None) -> None:
+        """Hold these records again."""
+        _check_count(int(state["count"]), held)
+        self._held = [] if held is None or not len(held) else [held.slice(0, len(held))]
+        self._count, self._emitted = int(state["count"]), int(state["emitted"])
+
+    def _target(self) -> int:
+        if self._spec.algorithm == "block":
+            return self._spec.buffer_size
+        size, start, growth = self._spec.buffer_size, self._spec.start_size, self._spec.warmup_growth
+        full = np.log(size / start) / np.log(growth)
+        return size if self._emitted >= full else min(size, int(np.ceil(start * growth**self._emitted)))
+
+    def _hold(self, block: Block) -> None:
+        self._held.append(block)
+        self._count += len(block)
+
+    def _emit(self) -> list[Block]:
+        block = concat_blocks(self._held)
+        key = rng.key(self._spec.seed, _NAME, "block", self._lane, *_place(block.origin))
+        self._held, self._count, self._emitted = [], 0, self._emitted + 1
+        return [block.take(rng.shuffled(key, len(block)))]
+
+
+def _check_count(expected: int, held: Block | None) -> None:
+    found = 0 if held is None else len(held)
+    if found != expected:
+        raise CheckpointError(
+            f"shuffle: the checkpoint names {expected} buffered records and {found} were read back; "
+            "the data or an operator before the shuffle has changed"
+        )
