@@ -19,7 +19,6 @@ from headrace.core import checkpoint as ckpt
 from headrace.core.block import Block
 from headrace.core.checkpoint import LaneState
 from headrace.core.lanes import Topology
-from headrace.core.message import Item
 from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fields
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.observe.summary import PipelineSummary, summarize
@@ -31,7 +30,8 @@ from headrace.ops.pack.flat import PackFlat
 from headrace.ops.shuffle import Shuffle
 from headrace.ops.tokenize import Tokenize
 from headrace.options import OnError, RuntimeOptions
-from headrace.run.engine import Engine
+from headrace.run.consumer import Consumer
+from headrace.run.host import EngineSpec, HostedEngine
 from headrace.run.sample import sample_before
 from headrace.types import SampleBatch
 from headrace.work import WorkSource
@@ -245,7 +245,8 @@ class Pipeline:
                 "times what it delivers"
             )
         if self._summary is not None:
-            notes += ["", self._summary.bottleneck()]
+            settled = ", ".join(f"{stage} {n}" for stage, n in self._summary.workers.items())
+            notes += ["", f"last run: {self._summary.bottleneck()}; workers: {settled or 'none'}"]
         return "\n".join([*lines, "", *notes])
 
     def recipe(self) -> dict[str, Any]:
@@ -271,12 +272,11 @@ class Pipeline:
         start, position, topology = self._starting_point()
         self._pending = None
         plan = self.plan()
-        engine = Engine(plan, self._options, topology, self._datasets, self._lane_source(topology), start, position)
-        self._iterator = PipelineIterator(self, engine, plan.batched)
+        spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
+        producer = HostedEngine(spec) if self._options.mtp_mode else spec.build()
+        consumer = Consumer(producer, start, position)
+        self._iterator = PipelineIterator(self, consumer, plan.batched, self._options.progress)
         return self._iterator
-
-    def _lane_source(self, topology: Topology) -> Callable[[int], Any]:
-        return lambda lane: self.work_source.lane(lane, topology.lanes)
 
     def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
         topology = self.topology
@@ -285,18 +285,18 @@ class Pipeline:
         return self._fresh(topology), 0, topology
 
     def _fresh(self, topology: Topology) -> dict[int, LaneState]:
-        source = self._lane_source(topology)
-        return {lane: LaneState(0, 0, 0, 0, {0: source(lane).state()}) for lane in topology.computed}
+        source, lanes = self.work_source, topology.lanes
+        return {lane: LaneState(0, 0, 0, 0, {0: source.lane(lane, lanes).state()}) for lane in topology.computed}
 
     def close(self) -> None:
         """End a running iteration: workers and threads are gone within two seconds. `checkpoint()` still works."""
         if self._iterator is not None:
             self._iterator.close()
 
-    def _remember(self, engine: Engine) -> None:
-        """Keep what is asked for after the engine has gone."""
-        self._last = (engine.position, engine.lane_states())
-        self._summary = summarize(engine)
+    def _remember(self, consumer: Consumer) -> None:
+        """Keep what is asked for after the run has ended."""
+        self._last = (consumer.position, consumer.lane_states())
+        self._summary = summarize(consumer.producer.summary(), consumer.deliveries)
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
@@ -309,9 +309,9 @@ class Pipeline:
         live = self._iterator is not None and not self._iterator.closed
         if live:
             assert self._iterator is not None
-            engine = self._iterator.engine
-            states = engine.lane_states()
-            state = ckpt.assemble(self.recipe(), engine.topology.lanes, engine.position, states)
+            consumer = self._iterator.consumer
+            states = consumer.lane_states()
+            state = ckpt.assemble(self.recipe(), consumer.topology.lanes, consumer.position, states)
         elif self._pending is not None:
             state = self._pending
         elif self._last is not None:
@@ -356,12 +356,13 @@ class Pipeline:
         """Chunks of each lane that were handed out and may still have records on their way to the loop."""
         if self._iterator is None or self._iterator.closed:
             return {}
-        return self._iterator.engine.in_flight()
+        return self._iterator.consumer.in_flight()
 
     def metrics_snapshot(self) -> PipelineSummary | None:
         """Counts and times of the running iteration, or of the last one; None before the first."""
         if self._iterator is not None and not self._iterator.closed:
-            return summarize(self._iterator.engine)
+            consumer = self._iterator.consumer
+            return summarize(consumer.producer.summary(), consumer.deliveries)
         return self._summary
 
     def to_torch_dataset(self, stateful: bool = True) -> Any:
@@ -374,15 +375,15 @@ class Pipeline:
 class PipelineIterator(Iterator[Any]):
     """One run over a pipeline. Dropping it ends the run."""
 
-    def __init__(self, pipeline: Pipeline, engine: Engine, batched: bool) -> None:
-        self.engine, self.closed = engine, False
+    def __init__(self, pipeline: Pipeline, consumer: Consumer, batched: bool, progress: bool = False) -> None:
+        self.consumer, self.closed = consumer, False
         self._pipeline, self._batched = pipeline, batched
         self._bar: Any = None
-        engine.start()
-        if engine.options.progress:
+        consumer.producer.start()
+        if progress:
             from headrace.observe.bar import ProgressBar
 
-            self._bar = ProgressBar(lambda: summarize(engine))
+            self._bar = ProgressBar(lambda: summarize(consumer.producer.summary(), consumer.deliveries))
 
     def __iter__(self) -> PipelineIterator:
         return self
@@ -392,32 +393,30 @@ class PipelineIterator(Iterator[Any]):
             raise StopIteration
         try:
             while True:
-                message = self.engine.next()
-                if isinstance(message, Item):
-                    self.engine.counters.deliver(message.origin, 0, 0)
-                    if message.value is None:
-                        continue
+                message = self.consumer.next()
+                if isinstance(message, Block):
+                    return self._deliver(message)
+                self.consumer.deliver(message.origin, 0)
+                if message.value is not None:
                     return message.value
-                return self._deliver(message)
         except BaseException:
             self.close()
             raise
 
     def _deliver(self, block: Block) -> Any:
         columns = block.columns
-        tokens = 0 if columns is None else _tokens(columns, len(block))
-        self.engine.counters.deliver(block.origin, tokens, 0)
+        self.consumer.deliver(block.origin, 0 if columns is None else _tokens(columns))
         batch = SampleBatch.from_block(block)
         return batch if self._batched else batch.records[0]
 
     def close(self) -> None:
         """End the run."""
         if not self.closed:
+            self.closed = True
             if self._bar is not None:
                 self._bar.close()
-            self._pipeline._remember(self.engine)
-            self.closed = True
-            self.engine.close()
+            self._pipeline._remember(self.consumer)
+            self.consumer.producer.close()
 
     def __del__(self) -> None:
         if not self.closed:
@@ -438,7 +437,7 @@ def _accepted(difference: str, accept: Collection[str]) -> bool:
     return parts[0] == "operators" and len(parts) > 2 and parts[2] in accept
 
 
-def _tokens(columns: Mapping[str, Any], rows: int) -> int:
+def _tokens(columns: Mapping[str, Any]) -> int:
     """Tokens of a batch, padding aside, from its columns."""
     ids = columns.get("input_ids")
     if ids is None:
@@ -447,7 +446,7 @@ def _tokens(columns: Mapping[str, Any], rows: int) -> int:
     total = (
         ids.size if hasattr(ids, "size") else int(ids.offsets[-1] - ids.offsets[0]) if hasattr(ids, "offsets") else 0
     )
-    return total - (int(padding.sum()) if padding is not None and rows else 0)
+    return total - (int(padding.sum()) if padding is not None else 0)
 
 
 def _cpus() -> int:

@@ -1,4 +1,4 @@
-"""Always-on counters: what every operator did, where every sample went, who waited for whom.
+"""Always-on counters: what every operator did, where every sample went.
 
 Plain integers, written by one thread each and read by anyone. Per-batch work is one list append; the sums are made when
 someone asks, or once in `SETTLE_EVERY` batches.
@@ -38,7 +38,7 @@ class OperatorCounters:
 
 @dataclass(slots=True)
 class Counters:
-    """A run, since its iterator was made."""
+    """The engine's side of a run."""
 
     operators: list[OperatorCounters]
     datasets: dict[int, str]
@@ -46,12 +46,6 @@ class Counters:
     dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
     dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: int = 0
-    batches: int = 0
-    rows: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-    _delivered: Counter[int] = field(default_factory=Counter)
-    _recent: list[Origin] = field(default_factory=list)
 
     def hand_out(self, ids: Ints) -> None:
         """Count pointers leaving the curriculum."""
@@ -66,20 +60,30 @@ class Counters:
             if drop.tokens:
                 self.dropped_tokens[drop.operator, drop.reason] += drop.tokens
 
-    def deliver(self, origin: Origin, tokens: int, nbytes: int) -> None:
+
+@dataclass(slots=True)
+class Deliveries:
+    """What the loop received, since its iterator was made."""
+
+    batches: int = 0
+    rows: int = 0
+    tokens: int = 0
+    _by_dataset: Counter[int] = field(default_factory=Counter)
+    _recent: list[Origin] = field(default_factory=list)
+
+    def add(self, origin: Origin, tokens: int) -> None:
         """Count one delivered batch or record."""
         self.batches += 1
         self.rows += len(origin)
         self.tokens += tokens
-        self.nbytes += nbytes
         self._recent.append(origin)
         if len(self._recent) >= SETTLE_EVERY:
             self._settle()
 
-    def delivered(self) -> Counter[int]:
+    def by_dataset(self) -> Counter[int]:
         """Samples delivered, by dataset id. A sample cut into pieces counts with its first."""
         self._settle()
-        return self._delivered
+        return self._by_dataset
 
     def _settle(self) -> None:
         recent, self._recent = self._recent, []
@@ -88,7 +92,7 @@ class Counters:
         begun = [o.ids if o.spans is None else o.ids[o.spans[:, 0] == 0] for o in recent]
         ids = np.concatenate(begun)
         for dataset, n in _by_dataset(ids[ids[:, PIECE] == 0]):
-            self._delivered[dataset] += n
+            self._by_dataset[dataset] += n
 
 
 def _by_dataset(ids: Ints) -> list[tuple[int, int]]:

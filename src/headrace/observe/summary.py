@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from headrace.observe.counters import Counters, Deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,25 @@ class OperatorSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """The engine's counts; it may run in another process, so this is what travels."""
+
+    operators: tuple[OperatorSummary, ...] = ()
+    names: tuple[tuple[int, str], ...] = ()
+    handed_out: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[tuple[int, str, int], ...] = ()
+    dropped_tokens: tuple[tuple[str, int], ...] = ()
+    workers: tuple[tuple[str, int], ...] = ()
+    refused: int = 0
+    queue_depth: int = 0
+    queue_capacity: int = 0
+    loop_waited_s: float = 0.0
+    engine_waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """One dataset: samples handed out, delivered, and dropped by (operator, reason)."""
+    """One dataset: samples handed out, delivered, and dropped by "operator: reason"."""
 
     name: str
     handed_out: int
@@ -34,6 +54,7 @@ class PipelineSummary:
     operators: tuple[OperatorSummary, ...]
     datasets: tuple[DatasetSummary, ...]
     dropped_tokens: dict[str, int]
+    workers: dict[str, int]
     batches: int
     rows: int
     tokens: int
@@ -56,28 +77,44 @@ class PipelineSummary:
         return f"the loop waited {self.loop_waited_s:.1f} s; the busiest operator is {slowest.name} with {slowest.busy_s:.1f} s"
 
 
-def summarize(engine: Any) -> PipelineSummary:
-    """A snapshot of an engine's counters."""
-    counters, buffer = engine.counters, engine.buffer
-    delivered = counters.delivered()
-    dropped: dict[int, dict[str, int]] = {}
-    for (dataset, operator, reason), n in list(counters.dropped.items()):
-        dropped.setdefault(dataset, {})[f"{operator}: {reason}"] = n
-    return PipelineSummary(
+def summarize_engine(counters: Counters, buffer: Any, capacity: int, workers: Mapping[str, int]) -> EngineSummary:
+    """A snapshot of an engine."""
+    return EngineSummary(
         operators=tuple(
             OperatorSummary(op.name, op.rows_in, op.rows_out, op.blocks, op.busy_ns / 1e9) for op in counters.operators
         ),
-        datasets=tuple(
-            DatasetSummary(name, counters.handed_out[i], delivered[i], dropped.get(i, {}))
-            for i, name in counters.datasets.items()
-        ),
-        dropped_tokens={f"{op}: {reason}": n for (op, reason), n in list(counters.dropped_tokens.items())},
-        batches=counters.batches,
-        rows=counters.rows,
-        tokens=counters.tokens,
+        names=tuple(counters.datasets.items()),
+        handed_out=tuple(counters.handed_out.items()),
+        dropped=tuple((dataset, f"{op}: {why}", n) for (dataset, op, why), n in list(counters.dropped.items())),
+        dropped_tokens=tuple((f"{op}: {why}", n) for (op, why), n in list(counters.dropped_tokens.items())),
+        workers=tuple(workers.items()),
         refused=counters.refused,
         queue_depth=len(buffer),
-        queue_capacity=engine.plan.prefetch,
+        queue_capacity=capacity,
         loop_waited_s=buffer.empty_ns / 1e9,
         engine_waited_s=buffer.full_ns / 1e9,
+    )
+
+
+def summarize(engine: EngineSummary, deliveries: Deliveries) -> PipelineSummary:
+    """The engine's counts and the loop's together."""
+    delivered, handed_out = deliveries.by_dataset(), dict(engine.handed_out)
+    dropped: dict[int, dict[str, int]] = {}
+    for dataset, why, n in engine.dropped:
+        dropped.setdefault(dataset, {})[why] = n
+    return PipelineSummary(
+        operators=engine.operators,
+        datasets=tuple(
+            DatasetSummary(name, handed_out.get(i, 0), delivered[i], dropped.get(i, {})) for i, name in engine.names
+        ),
+        dropped_tokens=dict(engine.dropped_tokens),
+        workers=dict(engine.workers),
+        batches=deliveries.batches,
+        rows=deliveries.rows,
+        tokens=deliveries.tokens,
+        refused=engine.refused,
+        queue_depth=engine.queue_depth,
+        queue_capacity=engine.queue_capacity,
+        loop_waited_s=engine.loop_waited_s,
+        engine_waited_s=engine.engine_waited_s,
     )

@@ -1,8 +1,8 @@
-"""The engine: the one loop that drives lanes and hands finished batches to the training loop.
+"""The engine: the one loop that drives lanes and hands finished batches over.
 
 A thread (none with runner "inline") walks the lanes in the order of the run's global batches, pulls the next batch of each
-from its chain of stages, and puts it into a bounded buffer. The consumer takes batches and cuts from there, and knows from
-them alone what a checkpoint holds.
+from its chain of stages, and puts it into a bounded buffer. The consumer (`consumer.py`) takes batches and cuts from there,
+and knows from them alone what a checkpoint holds.
 
 Shutdown contract. `close()` may be called at any time, from the consumer's thread, more than once. It empties the buffer, which
 ends the driving thread at its next batch; closes the workers; and returns within two seconds whatever a user function is doing
@@ -20,20 +20,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headrace.core.block import DATASET, ROW, SHARD, Block
-from headrace.core.checkpoint import LaneState
+from headrace.core.checkpoint import LaneState, Span
 from headrace.core.lanes import Topology, Turn
 from headrace.core.message import Cut, Item, Message
 from headrace.core.plan import Plan, Stage
 from headrace.errors import OperatorError, RecordError
 from headrace.observe.counters import Counters, OperatorCounters
+from headrace.observe.summary import EngineSummary, summarize_engine
 from headrace.options import RuntimeOptions
 from headrace.run.faults import FaultLog
 from headrace.run.feed import LaneSource
 from headrace.run.handover import Closed, Finished, Handover
 from headrace.run.lane import Lane, Workshop
 from headrace.run.pools import Pools
-from headrace.run.progress import LaneProgress
 from headrace.run.stage import RecordFault, StageResult
+from headrace.run.tune import Tuner
 
 JOIN_S = 1.5
 """Seconds that `close` waits for the driving thread."""
@@ -61,7 +62,7 @@ class Engine:
         position: int = 0,
     ) -> None:
         self.plan, self.options, self.topology = plan, options, topology
-        self.position = position
+        self._position = position
         self.counters = Counters(
             [OperatorCounters(node.op.name) for node in plan.nodes], {i: d.name for i, d in datasets.items()}
         )
@@ -79,15 +80,14 @@ class Engine:
             stats=self._stats,
         )
         self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
-        self._progress = {
-            number: LaneProgress(start[number], lane.sources, lane.released) for number, lane in self.lanes.items()
-        }
-        self._local: deque[tuple[Turn, Message]] = deque()
         self._threaded = any(stage.pooled for stage in plan.stages)
         self.buffer = Handover(plan.prefetch, options.prefetch_bytes)
         self._inline: Iterator[tuple[Turn, Message]] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        pooled = {i: stage.workers for i, stage in enumerate(plan.stages) if stage.pooled}
+        tuned = plan.allocation == "autotune" and len(pooled) > 1
+        self.tuner = Tuner(pooled, self._busy_ns, self._pools.allot) if tuned else None
         _live.add(self)
 
     # -- driving -------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Engine:
         """Cuts and batches of the computed lanes, in global order. A lane that has ended loses its turns."""
         streams = {lane: self.lanes[lane].messages() for lane in self.topology.computed}
         try:
-            for turn in self.topology.turns(self.position):
+            for turn in self.topology.turns(self._position):
                 stream = streams.get(turn.lane)
                 if stream is None:
                     continue
@@ -142,10 +142,15 @@ class Engine:
             for stream in streams.values():
                 stream.close()  # type: ignore[attr-defined]
 
+    def _busy_ns(self, stage: int) -> int:
+        return sum(self._stats[id(node)].busy_ns for node in self.plan.stages[stage].nodes)
+
     def _settle(self, result: StageResult, stage: Stage) -> Block:
         """Count what a stage did to one block, and log the records it refused."""
         for node, stat in zip(stage.nodes, result.stats, strict=True):
             self._stats[id(node)].add(stat.rows_in, stat.rows_out, stat.busy_ns)
+        if self.tuner is not None:
+            self.tuner.look()
         block = result.block
         if result.faults:
             self.counters.refused += len(result.faults)
@@ -155,65 +160,39 @@ class Engine:
             block.drops = ()
         return block
 
-    # -- consuming -----------------------------------------------------------------------------------
-
-    def next(self) -> Block | Item:
-        """The next batch for this rank; StopIteration at the end."""
-        while True:
-            turn, message = self._pull()
-            if self._account(turn, message):
-                assert isinstance(message, (Block, Item))
-                return message
-
-    def _pull(self) -> tuple[Turn, Message]:
-        if self._local:
-            return self._local.popleft()
+    def take(self) -> deque[tuple[Turn, Message]]:
+        """Messages that are ready, at least one; `Finished` at the end."""
         try:
-            if self._inline is not None:
-                return next(self._inline)
-            self._local = self.buffer.take()
-        except Finished:
-            raise StopIteration from None
+            if self._inline is None:
+                return self.buffer.take()
+            for item in self._inline:
+                return deque([item])
         except RecordFault as fault:
             raise self._explain(fault) from fault.original
-        return self._local.popleft()
+        raise Finished
 
-    def _account(self, turn: Turn, message: Message) -> bool:
-        """Follow one message; true if it is a batch that this rank delivers."""
-        progress = self._progress[turn.lane]
-        if isinstance(message, Cut):
-            progress.passed(message)
-            return False
-        progress.took()
-        if not turn.mine:
-            return False
-        j = turn.number * self.topology.lanes + turn.lane
-        self.position = (j // self.topology.groups + 1) * self.topology.groups
-        return True
+    # -- what a consumer needs beside the messages ---------------------------------------------------
 
-    def lane_states(self) -> dict[int, LaneState]:
-        """What a checkpoint holds now. Lanes shared with other groups are first brought up to the same position."""
-        if self.topology.overhead > 1 and not self._closed:
-            self._catch_up()
-        return {lane: progress.state() for lane, progress in self._progress.items()}
+    def sources(self, lane: int) -> dict[int, dict[str, Any]]:
+        """The work source's state before each chunk drawn in a lane; the consumer forgets what it no longer needs."""
+        return self.lanes[lane].sources
 
-    def _catch_up(self) -> None:
-        while True:
-            try:
-                turn, message = self._pull()
-            except StopIteration:
-                return
-            if turn.number * self.topology.lanes + turn.lane >= self.position:
-                self._local.appendleft((turn, message))
-                return
-            self._account(turn, message)
+    def released(self, lane: int) -> dict[int, list[Span]]:
+        """Orders of release, with deterministic=False."""
+        return self.lanes[lane].released
 
-    def in_flight(self) -> dict[int, int]:
-        """Chunks of each lane that were handed out and may still have records on their way."""
-        return {
-            lane: max(0, self.lanes[lane].feed.drawn - min(progress.incomplete_from()))
-            for lane, progress in self._progress.items()
-        }
+    def drawn(self, lane: int) -> int:
+        """Chunks handed out in a lane."""
+        return self.lanes[lane].feed.drawn
+
+    def summary(self) -> EngineSummary:
+        """Counts of this side."""
+        return summarize_engine(self.counters, self.buffer, self.plan.prefetch, self.allotment())
+
+    def allotment(self) -> dict[str, int]:
+        """Workers of each pooled stage, as autotune has settled them."""
+        now = {} if self.tuner is None else self.tuner.allotment
+        return {stage.label: now.get(i, stage.workers) for i, stage in enumerate(self.plan.stages) if stage.pooled}
 
     # -- errors and shutdown -------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import OperatorError
 from headrace.ops.map import function_name
 from headrace.options import OnError, RuntimeOptions
-from headrace.run.executor import Executor, make_executor, ordered_map
+from headrace.run.executor import Executor, TaskStream, make_executor, ordered_map
 from headrace.run.stage import StageWorker
+from headrace.run.tune import Throttle
 from headrace.types import SampleBatch
 
 
@@ -55,6 +56,8 @@ class Pools:
     def __init__(self, plan: Plan, options: RuntimeOptions) -> None:
         self._plan, self._options = plan, options
         self._executors: dict[int, Executor] = {}
+        self._throttles: dict[int, Throttle] = {}
+        self._streams: dict[int, list[TaskStream[Any, Any]]] = {}
         self.all: list[Pool] = []
         for index, stage in enumerate(plan.stages):
             self.all.append(self._runner(index, stage))
@@ -71,7 +74,15 @@ class Pools:
                 return made[0](task)
 
             return lambda tasks, window, ordered=True: map(call, tasks)
-        return lambda tasks, window, ordered=True: ordered_map(self._executors[index], tasks, window, ordered=ordered)
+        streams: list[TaskStream[Any, Any]] = []
+        self._streams[index] = streams
+
+        def stream(tasks: Iterable[Any], window: int, ordered: bool = True) -> Iterator[Any]:
+            made = ordered_map(self._executors[index], tasks, window, ordered=ordered)
+            streams.append(made)
+            return made
+
+        return stream
 
     def _factory(self, stage: Stage) -> Callable[[], Callable[[Block], Any]]:
         if stage.nodes[0].post_batch:
@@ -85,14 +96,39 @@ class Pools:
         """Start the workers."""
         for index, stage in enumerate(self._plan.stages):
             if stage.pooled:
+                factory = self._factory(stage)
+                if self._tuned and stage.runner == "threads":
+                    factory = self._throttled(index, factory, stage.workers)
                 self._executors[index] = make_executor(
                     stage.runner,
-                    self._factory(stage),
-                    stage.workers,
+                    factory,
+                    self._most(stage),
                     name=stage.label,
                     max_retries=self._options.max_worker_retries,
                     describe=describe_block,
                 )
+
+    @property
+    def _tuned(self) -> bool:
+        return self._plan.allocation == "autotune"
+
+    def _most(self, stage: Stage) -> int:
+        """Workers to start: with autotune, as many as the stage could ever be given."""
+        pooled = [s.workers for s in self._plan.stages if s.pooled]
+        return sum(pooled) - len(pooled) + 1 if self._tuned else stage.workers
+
+    def _throttled(self, index: int, factory: Callable[[], Any], workers: int) -> Callable[[], Any]:
+        throttle = self._throttles[index] = Throttle(workers)
+        return lambda: throttle.wrap(factory())
+
+    def allot(self, index: int, workers: int) -> None:
+        """Let `workers` workers of a stage work: threads wait their turn, processes get fewer blocks at a time."""
+        if index in self._throttles:
+            self._throttles[index].set(workers)
+        for stream in self._streams[index]:
+            if not stream.window.limit:
+                continue  # closed
+            stream.window.limit = 2 * workers + 2 if index in self._throttles else workers + 1
 
     def close(self) -> None:
         """End the workers."""

@@ -1,0 +1,171 @@
+"""`mtp_mode`: the engine in a process of its own, so that it never competes with the training loop for the GIL.
+
+The child is an ordinary worker process whose one function hands over what its engine has ready; large arrays cross in shared
+memory. What a checkpoint holds is decided here from the same messages as without `mtp_mode`, so saving asks the child nothing
+and cannot be lost with it. Errors arrive with the child's traceback; a child that dies is a `WorkerDied`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from headrace.core.block import Block
+from headrace.core.checkpoint import LaneState, Span
+from headrace.core.lanes import Topology, Turn
+from headrace.core.message import Message
+from headrace.core.plan import Plan
+from headrace.observe.summary import EngineSummary
+from headrace.options import RuntimeOptions
+from headrace.run.engine import Engine
+from headrace.run.executor import Executor, make_executor, ordered_map
+from headrace.run.handover import Finished
+from headrace.types import compact
+
+PACKETS: Final = 3
+"""Requests that wait in the child, so that it never waits for the parent to ask."""
+SUMMARY_S: Final = 0.25
+"""Seconds between the counts that travel along."""
+KEPT_INTERVALS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an engine is built from; crosses to the child once."""
+
+    plan: Plan
+    options: RuntimeOptions
+    topology: Topology
+    work_source: Any
+    start: Mapping[int, LaneState]
+    position: int
+
+    def build(self) -> Engine:
+        """An engine that has not started."""
+        source, lanes = self.work_source, self.topology.lanes
+        return Engine(
+            self.plan,
+            self.options,
+            self.topology,
+            dict(source.datasets_by_id),
+            lambda lane: source.lane(lane, lanes),
+            self.start,
+            self.position,
+        )
+
+    def __call__(self) -> HostedFunction:
+        """What the child runs."""
+        return HostedFunction(self)
+
+
+@dataclass(slots=True)
+class Packet:
+    """What the child hands over at once."""
+
+    messages: list[tuple[Turn, Message]] = field(default_factory=list)
+    sources: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    released: dict[int, dict[int, list[Span]]] = field(default_factory=dict)
+    drawn: dict[int, int] = field(default_factory=dict)
+    summary: EngineSummary | None = None
+    finished: bool = False
+
+
+class HostedFunction:
+    """The child's side: an engine, and what of it has been told already."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._engine = spec.build()
+        self._engine.start()
+        self._then = 0.0
+        self.where = "engine"
+
+    def __call__(self, most: int) -> Packet:
+        """Up to about `most` messages, at least one unless the run is over."""
+        packet = Packet()
+        try:
+            packet.messages = [(turn, _portable(message)) for turn, message in self._engine.take()]
+        except Finished:
+            packet.finished = True
+        for lane in self._engine.topology.computed:
+            self._tell(lane, packet)
+        now = time.perf_counter()
+        if packet.finished or now - self._then > SUMMARY_S:
+            self._then, packet.summary = now, self._engine.summary()
+        return packet
+
+    def _tell(self, lane: int, packet: Packet) -> None:
+        engine = self._engine
+        sources, released = engine.sources(lane), engine.released(lane)
+        packet.drawn[lane] = engine.drawn(lane)
+        packet.sources[lane] = {chunk: sources[chunk] for chunk in list(sources)}
+        for chunk in packet.sources[lane]:
+            del sources[chunk]
+        if not engine.plan.deterministic:
+            packet.released[lane] = {at: list(released[at]) for at in list(released)}
+            for at in list(released)[:-KEPT_INTERVALS]:
+                del released[at]
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+
+def _portable(message: Message) -> Message:
+    return compact(message) if isinstance(message, Block) else message
+
+
+class HostedEngine:
+    """The parent's side: a producer like `Engine`, fed by the child."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = replace(spec, options=spec.options.updated(mtp_mode=False, progress=False))
+        self.topology = spec.topology
+        self._sources = {lane: dict(spec.start[lane].sources) for lane in spec.topology.computed}
+        self._released: dict[int, dict[int, list[Span]]] = {lane: {} for lane in spec.topology.computed}
+        self._drawn: dict[int, int] = dict.fromkeys(spec.topology.computed, 0)
+        self._summary = EngineSummary()
+        self._executor: Executor | None = None
+        self._stream: Iterator[Packet] | None = None
+
+    def start(self) -> None:
+        """Start the child."""
+        self._executor = make_executor("process", self._spec, 1, name="engine (mtp_mode)", max_retries=0)
+        self._stream = ordered_map(self._executor, itertools.repeat(self._spec.plan.prefetch), PACKETS)
+
+    def take(self) -> deque[tuple[Turn, Message]]:
+        """What the child has ready."""
+        assert self._stream is not None
+        packet = next(self._stream)
+        for lane in self.topology.computed:
+            self._sources[lane].update(packet.sources.get(lane, {}))
+            self._released[lane].update(packet.released.get(lane, {}))
+        self._drawn.update(packet.drawn)
+        self._summary = packet.summary or self._summary
+        if packet.finished:
+            raise Finished
+        return deque(packet.messages)
+
+    def sources(self, lane: int) -> dict[int, dict[str, Any]]:
+        """The work source's states, as the child last told them."""
+        return self._sources[lane]
+
+    def released(self, lane: int) -> dict[int, list[Span]]:
+        """Orders of release, as the child last told them."""
+        return self._released[lane]
+
+    def drawn(self, lane: int) -> int:
+        """Chunks handed out, as the child last told."""
+        return self._drawn[lane]
+
+    def summary(self) -> EngineSummary:
+        """The child's counts, at most a quarter of a second old while it hands batches over."""
+        return self._summary
+
+    def close(self) -> None:
+        """End the child."""
+        if self._executor is not None:
+            self._executor.close()
