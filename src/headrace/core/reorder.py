@@ -134,13 +134,15 @@ class Batch:
     """Inputs that travel together. `key` is the owner's name for them and comes back with each result.
 
     `items` is a sequence, or bytes that only a worker can read (`count` says how many items are in them).
-    `worker` binds the batch to one worker; `first` is the index of the first item in the whole input.
+    `first` is the index of the first item in the whole input. Only workers of `group` may run the batch, and only
+    `worker` if it is given.
     """
 
     key: Hashable
     items: Any
     count: int
     first: int = 0
+    group: int = 0
     worker: int | None = None
 
 
@@ -170,36 +172,55 @@ class GiveUp:
 class _Seat:
     """One worker: the pieces sent to it, oldest first, and the batches that only it may run."""
 
+    group: int
     held: deque[Piece] = field(default_factory=deque)
     bound: deque[Piece] = field(default_factory=deque)
+    barren: int = 0  # deaths in a row without a single acknowledgement
+
+
+@dataclass(slots=True)
+class _Group:
+    """Workers that run the same function, and what waits for any of them."""
+
+    workers: range
+    depth: int
+    pending: deque[Piece] = field(default_factory=deque)
+    most: int | None = None
 
 
 class Dispatch:
     """Gives pieces to workers, oldest input first, to the least loaded; takes back what a death left."""
 
-    def __init__(self, workers: int, *, depth: int = 2, max_retries: int = 2) -> None:
-        """`depth` pieces may be with a worker at a time: one in work and the others on the way."""
-        self.depth = depth
+    def __init__(self, workers: Sequence[int], *, depth: int = 2, max_retries: int = 2) -> None:
+        """`workers` in each group; `depth` pieces may be with a worker: one in work and the others on the way."""
         self.max_retries = max_retries
         self.retries = 0
-        self._seats = [_Seat() for _ in range(workers)]
-        self._pending: deque[Piece] = deque()
+        self._seats: list[_Seat] = []
+        self._groups: list[_Group] = []
+        for group, count in enumerate(workers):
+            self._groups.append(_Group(range(len(self._seats), len(self._seats) + count), depth))
+            self._seats.extend(_Seat(group) for _ in range(count))
         self._deaths: dict[tuple[Hashable, int], int] = {}
-        self._barren = [0] * workers  # deaths in a row without a single acknowledgement
-
-    @property
-    def pending(self) -> int:
-        """Pieces that no worker has yet."""
-        return len(self._pending) + sum(len(seat.bound) for seat in self._seats)
 
     @property
     def busy(self) -> bool:
         """Whether any input is pending or with a worker."""
-        return bool(self._pending) or any(seat.held or seat.bound for seat in self._seats)
+        return any(group.pending for group in self._groups) or any(seat.held or seat.bound for seat in self._seats)
 
-    def load(self, worker: int) -> int:
-        """Pieces that this worker holds."""
-        return len(self._seats[worker].held)
+    def free(self, group: int = 0) -> int:
+        """Batches that workers of this group could take at once."""
+        members = self._groups[group]
+        seats = (self._seats[worker] for worker in members.workers)
+        room = sum(max(0, members.depth - len(seat.held)) - len(seat.bound) for seat in seats)
+        return max(0, room - len(members.pending))
+
+    def set_pace(self, worker: int, depth: int) -> None:
+        """How many pieces workers of this one's group may hold from now on."""
+        self._groups[self._seats[worker].group].depth = depth
+
+    def set_limit(self, group: int, most: int | None) -> None:
+        """How many inputs a piece of this group may have from now on."""
+        self._groups[group].most = most
 
     def holds(self, worker: int) -> list[Piece]:
         """Pieces that this worker holds, oldest first."""
@@ -207,21 +228,22 @@ class Dispatch:
 
     def submit(self, batch: Batch) -> None:
         """Take a batch in; `assign` hands it out."""
-        piece = Piece(batch, 0, batch.count)
-        (self._pending if batch.worker is None else self._seats[batch.worker].bound).append(piece)
+        self._queue(batch).append(Piece(batch, 0, batch.count))
 
     def assign(self, most: int | None = None) -> tuple[int, Piece] | None:
         """The next piece to send and the worker to send it to, or None; `most` inputs at once."""
         for worker, seat in enumerate(self._seats):
-            if seat.bound and len(seat.held) < self.depth:
-                return worker, self._cut(seat.bound, seat, most)
-        if not self._pending:
-            return None
-        worker = min(range(len(self._seats)), key=lambda w: len(self._seats[w].held))
-        seat = self._seats[worker]
-        if len(seat.held) >= self.depth:
-            return None
-        return worker, self._cut(self._pending, seat, most)
+            members = self._groups[seat.group]
+            if seat.bound and len(seat.held) < members.depth:
+                return worker, self._cut(seat.bound, seat, most or members.most)
+        for members in self._groups:
+            if not members.pending:
+                continue
+            worker = min(members.workers, key=lambda w: len(self._seats[w].held))
+            seat = self._seats[worker]
+            if len(seat.held) < members.depth:
+                return worker, self._cut(members.pending, seat, most or members.most)
+        return None
 
     def acknowledged(self, worker: int, count: int, *, last: bool) -> tuple[Batch, int]:
         """`count` more inputs of the worker's oldest piece are done; returns their batch and start.
@@ -234,23 +256,22 @@ class Dispatch:
         start = piece.start
         piece.start += count
         if count:
-            self._barren[worker] = 0
+            seat.barren = 0
             for index in range(start, piece.start) if self._deaths else ():
                 self._deaths.pop((piece.batch.key, index), None)
         if last:
             seat.held.popleft()
             if piece:
-                (self._pending if piece.batch.worker is None else seat.bound).appendleft(piece)
+                self._queue(piece.batch).appendleft(piece)
         elif not piece:
             raise InternalError("a worker acknowledged a whole piece and still holds it")
         return piece.batch, start
 
     def withdraw(self, worker: int, *, drop: bool = False) -> Piece:
         """Take back the piece that was assigned last, before it was sent: it is pending again, or dropped."""
-        seat = self._seats[worker]
-        piece = seat.held.pop()
+        piece = self._seats[worker].held.pop()
         if not drop:
-            (self._pending if piece.batch.worker is None else seat.bound).appendleft(piece)
+            self._queue(piece.batch).appendleft(piece)
         return piece
 
     def died(self, worker: int, begun: int, *, retry: bool = True) -> list[GiveUp]:
@@ -260,7 +281,7 @@ class Dispatch:
         `max_retries` deaths (or at this one, with `retry=False`).
         """
         seat = self._seats[worker]
-        self._barren[worker] += 1
+        seat.barren += 1
         given_up: list[GiveUp] = []
         pieces = list(seat.held)
         seat.held.clear()
@@ -278,12 +299,18 @@ class Dispatch:
                 around = (Piece(piece.batch, piece.start, culprit), Piece(piece.batch, culprit + 1, piece.stop))
                 pieces[:0] = [part for part in around if part]
         for piece in reversed(pieces):
-            (self._pending if piece.batch.worker is None else seat.bound).appendleft(piece)
+            self._queue(piece.batch).appendleft(piece)
         return given_up
 
     def barren(self, worker: int) -> bool:
         """Whether this worker died again and again without finishing anything: it cannot even start."""
-        return self._barren[worker] > self.max_retries + 1 and not self._seats[worker].held
+        seat = self._seats[worker]
+        return seat.barren > self.max_retries + 1 and not seat.held
+
+    def _queue(self, batch: Batch) -> deque[Piece]:
+        if batch.worker is not None:
+            return self._seats[batch.worker].bound
+        return self._groups[batch.group].pending
 
     def _cut(self, queue: deque[Piece], seat: _Seat, most: int | None) -> Piece:
         piece = queue.popleft()

@@ -74,11 +74,18 @@ class WorkerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorConfig:
-    """What every executor is told."""
+class Group:
+    """Workers that run one function; most executors have one group, a staged pipeline has one for each step."""
 
     factory: Callable[[], Any]
     workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """What every executor is told."""
+
+    groups: tuple[Group, ...]
     name: str = "workers"
     max_retries: int = 2
     describe: Callable[[Any], str] | None = None
@@ -89,8 +96,9 @@ class ExecutorConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, here rather than in a worker."""
-        if self.workers < 1:
-            raise ConfigError(f"{self.name}: workers must be at least 1, got {self.workers}")
+        for group in self.groups:
+            if group.workers < 1:
+                raise ConfigError(f"{self.name}: workers must be at least 1, got {group.workers}")
         if self.max_retries < 0:
             raise ConfigError(f"{self.name}: max_retries must not be negative, got {self.max_retries}")
         if self.timeout is not None and not self.timeout > 0:
@@ -98,16 +106,14 @@ class ExecutorConfig:
         if self.slab_bytes < 0:
             raise ConfigError(f"{self.name}: slab_bytes must not be negative, got {self.slab_bytes}")
 
+    @property
+    def seats(self) -> list[Callable[[], Any]]:
+        """The function of each worker, group after group."""
+        return [group.factory for group in self.groups for _ in range(group.workers)]
+
 
 class Executor(Protocol):
     """Where batches run."""
-
-    batch_limit: int | None
-
-    @property
-    def free(self) -> int:
-        """Batches that a worker could take at once."""
-        ...
 
     def submit(self, batch: Batch) -> None:
         """Take a batch; never blocks."""
@@ -126,9 +132,38 @@ class Executor(Protocol):
         ...
 
 
-def make_executor(kind: Kind | str, factory: Callable[[], Any], workers: int = 1, **settings: Any) -> Executor:
-    """An executor of this kind; `settings` are the other fields of `ExecutorConfig`."""
-    config = ExecutorConfig(factory, workers, **settings)
+class Paced(Executor, Protocol):
+    """An executor whose owner looks at its workers before it pulls more input."""
+
+    @property
+    def background(self) -> bool:
+        """Whether work goes on while nobody calls."""
+        ...
+
+    def free(self, group: int = 0) -> int:
+        """Batches that workers of this group could take at once."""
+        ...
+
+    def set_limit(self, group: int, most: int | None) -> None:
+        """Inputs that travel together from now on, also in what comes back from slow batches."""
+        ...
+
+    def watch(self, source: Any, ready: Callable[[], bool] | None) -> None:
+        """Call `ready` whenever `source` (a socket) has something, from within `completed`; None: no more."""
+        ...
+
+    def wake(self) -> None:
+        """Make a waiting `completed` return; the one method that other threads may call."""
+        ...
+
+
+def make_executor(kind: Kind | str, factory: Callable[[], Any], workers: int = 1, **settings: Any) -> Paced:
+    """An executor of this kind with one group of workers; `settings` are the other fields of `ExecutorConfig`."""
+    return open_executor(kind, ExecutorConfig((Group(factory, workers),), **settings))
+
+
+def open_executor(kind: Kind | str, config: ExecutorConfig) -> Paced:
+    """An executor of this kind."""
     if kind == "inline":
         from headrace.run.inline import InlineExecutor
 

@@ -4,8 +4,11 @@ that is cheaper than sending it anywhere."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from headrace.core.reorder import Batch
+from headrace.errors import InternalError
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.task import Function, run_slice
 from headrace.run.wire import Packed
@@ -17,17 +20,30 @@ class InlineExecutor:
     def __init__(self, config: ExecutorConfig) -> None:
         """Build the function at once."""
         self._config = config
-        self._function = Function(config.factory, interruptible=True)
+        self._functions = [Function(group.factory, interruptible=True) for group in config.groups]
         self._queue: deque[tuple[Batch, int]] = deque()
         self._stats = WorkerStatistics()
         self._words = [0, 0]
         self._open = True
-        self.batch_limit: int | None = None
 
     @property
-    def free(self) -> int:
-        """One batch at a time."""
-        return 0 if self._queue else 1
+    def background(self) -> bool:
+        """Nothing happens unless somebody calls."""
+        return False
+
+    def free(self, group: int = 0) -> int:
+        """One batch at a time in each group."""
+        return 0 if any(batch.group == group for batch, _ in self._queue) else 1
+
+    def set_limit(self, group: int, most: int | None) -> None:
+        """Nothing travels: a slice of a batch ends by time alone."""
+
+    def watch(self, source: Any, ready: Callable[[], bool] | None) -> None:
+        """Nothing is waited for here."""
+        raise InternalError("an inline executor has nothing to wait for")
+
+    def wake(self) -> None:
+        """Nobody ever waits here."""
 
     def submit(self, batch: Batch) -> None:
         """Queue a batch."""
@@ -41,13 +57,13 @@ class InlineExecutor:
         del timeout
         if not self._queue:
             return []
-        batch, start = self._queue.popleft()
+        batch, start = self._queue.pop()  # the latest stage first: what is nearly done leaves first
         if isinstance(batch.items, Packed):
             batch.items = batch.items.decode()
-        function = self._function
+        function = self._functions[batch.group]
         done = run_slice(function, batch.items, (start, batch.count), batch.first, self._words)
         if done.end < batch.count:
-            self._queue.appendleft((batch, done.end))
+            self._queue.append((batch, done.end))
         self._stats.items += done.end - start
         self._stats.busy += done.seconds
         failure = done.failure
@@ -65,4 +81,5 @@ class InlineExecutor:
         if self._open:
             self._open = False
             self._queue.clear()
-            self._function.close()
+            for function in self._functions:
+                function.close()

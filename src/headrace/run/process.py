@@ -12,8 +12,11 @@ import contextlib
 import os
 import pickle
 import selectors
+import socket
 import time
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 from headrace.core.reorder import Batch, Dispatch, GiveUp, Piece
 from headrace.errors import WorkerDied
@@ -32,36 +35,61 @@ class ProcessExecutor:
     def __init__(self, config: ExecutorConfig) -> None:
         """Start the workers; they load the function while the parent goes on."""
         self._config = config
-        self._dispatch = Dispatch(config.workers, max_retries=config.max_retries)
+        self._dispatch = Dispatch([group.workers for group in config.groups], max_retries=config.max_retries)
         self._parts: list[Part] = []
         self._recycler = Recycler()
         self._selector = selectors.DefaultSelector()
         self._children: list[supervise.Child] = []
-        self._begun: list[int] = [0] * config.workers  # inputs acknowledged by each worker since it was born
-        self._seen: list[tuple[int, float]] = [(0, 0.0)] * config.workers
+        self._begun: list[int] = [0] * len(config.seats)  # inputs acknowledged by each worker since it was born
+        self._seen: list[tuple[int, float]] = [(0, 0.0)] * len(config.seats)
         self._stats = WorkerStatistics()
         self._fatal: BaseException | None = None
         self._singly = 0  # inputs to be sent one by one, because one of them cannot be pickled
-        self.batch_limit: int | None = None  # inputs a message, for what comes back from slow batches
-        self._factory = wire.dumps(config.factory)
-        self._shut = weakref.finalize(self, _close, self._children, self._selector, os.getpid())
+        self._watched: dict[Any, Callable[[], bool]] = {}
+        self._woken = False
+        self._bell: tuple[socket.socket, socket.socket] = socket.socketpair()
+        self._factories = {id(factory): wire.dumps(factory) for factory in config.seats}
+        self._shut = weakref.finalize(self, _close, self._children, self._selector, self._bell, os.getpid())
+        for end in self._bell:
+            end.setblocking(False)
+        self._selector.register(self._bell[0], selectors.EVENT_READ, self._answer)
         try:
-            for index in range(config.workers):
+            for index in range(len(config.seats)):
                 self._children.append(self._start(index))
         except BaseException:
             self.close()
             raise
 
     @property
-    def workers(self) -> int:
-        """Number of workers."""
-        return len(self._children)
+    def background(self) -> bool:
+        """Processes work while nobody calls."""
+        return True
 
-    @property
-    def free(self) -> int:
-        """Batches that a worker could take at once."""
-        seats = sum(max(0, self._dispatch.depth - self._dispatch.load(w)) for w in range(self.workers))
-        return max(0, seats - self._dispatch.pending)
+    def free(self, group: int = 0) -> int:
+        """Batches that workers of this group could take at once."""
+        return self._dispatch.free(group)
+
+    def set_limit(self, group: int, most: int | None) -> None:
+        """Inputs a message, also for what comes back from slow batches."""
+        self._dispatch.set_limit(group, most)
+
+    def watch(self, source: Any, ready: Callable[[], bool] | None) -> None:
+        """Call `ready` when the socket `source` can be read; it says whether `completed` is to return."""
+        if source in self._watched:
+            self._selector.unregister(source)
+            del self._watched[source]
+        if ready is not None:
+            self._selector.register(source, selectors.EVENT_READ, ready)
+            self._watched[source] = ready
+
+    def wake(self) -> None:
+        """Make a waiting `completed` return; any thread and any signal handler may call it."""
+        with contextlib.suppress(BlockingIOError):  # it is full of rings already
+            self._bell[1].send(b"x")
+
+    def _answer(self) -> bool:
+        self._bell[0].recv(4096)
+        return True
 
     def submit(self, batch: Batch) -> None:
         """Take a batch; it is sent as soon as a worker has room."""
@@ -74,13 +102,16 @@ class ProcessExecutor:
         self._check()
         self._send()
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._woken = False
         while True:
-            wait = 0.0 if self._parts or not self._dispatch.busy else _until(deadline)
+            idle = not self._dispatch.busy and not self._watched
+            wait = 0.0 if self._parts or self._woken or idle else _until(deadline)
             if self._config.timeout is not None and (wait is None or wait > _TICK):
                 wait = _TICK
             self._poll(wait)
             self._check()
-            if self._parts or not self._dispatch.busy or (deadline is not None and time.monotonic() >= deadline):
+            idle = not self._dispatch.busy and not self._watched
+            if self._parts or self._woken or idle or (deadline is not None and time.monotonic() >= deadline):
                 parts, self._parts = self._parts, []
                 return parts
 
@@ -102,7 +133,10 @@ class ProcessExecutor:
     def _poll(self, wait: float | None) -> None:
         events = self._selector.select(wait)
         for key, mask in events:
-            child: supervise.Child = key.data
+            if not isinstance(key.data, supervise.Child):
+                self._woken = key.data() or self._woken
+                continue
+            child = key.data
             if self._children[child.index] is not child:
                 continue
             if mask & selectors.EVENT_WRITE and supervise.send_some(child):
@@ -117,7 +151,7 @@ class ProcessExecutor:
 
     def _send(self) -> None:
         while self._fatal is None:
-            order = self._dispatch.assign(1 if self._singly else self.batch_limit)
+            order = self._dispatch.assign(1 if self._singly else None)
             if order is None:
                 return
             worker, piece = order
@@ -176,10 +210,8 @@ class ProcessExecutor:
             failure.worker = child.name
             failure.item = self._describe(batch, start + frame.a - 1) or failure.item
         part = Part(batch.key, start, frame.a, values, failure, frame.seconds, frame.nbytes, report)
-        if frame.a and frame.seconds / frame.a >= SLICE:
-            self._dispatch.depth = 1  # nothing queues behind a slow item while another worker is free
-        elif frame.a:
-            self._dispatch.depth = 2
+        if frame.a:  # nothing queues behind a slow item while another worker is free
+            self._dispatch.set_pace(child.index, 1 if frame.seconds / frame.a >= SLICE else 2)
         self._parts.append(part)
 
     def _bury(self, child: supervise.Child) -> None:
@@ -243,7 +275,7 @@ class ProcessExecutor:
         self._begun[index] = 0
         self._seen[index] = (0, time.monotonic())
         settings = {
-            "factory": self._factory,
+            "factory": self._factories[id(config.seats[index])],
             "hand_back": config.hand_back,
             "name": config.name,
             "keep_memory": config.keep_memory,
@@ -272,8 +304,13 @@ def _until(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _close(children: list[supervise.Child], selector: selectors.BaseSelector, owner: int) -> None:
-    if os.getpid() == owner:
-        with contextlib.suppress(OSError):
-            selector.close()
+def _close(
+    children: list[supervise.Child],
+    selector: selectors.BaseSelector,
+    bell: tuple[socket.socket, socket.socket],
+    owner: int,
+) -> None:
+    selector.close()
+    for end in bell:
+        end.close()
     supervise.stop_children(children, owner)

@@ -16,10 +16,8 @@ order, so that a value that is held for long keeps its own pages busy and nobody
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import os
-import tempfile
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +29,6 @@ PAGE = 64 * 1024
 THRESHOLD = 64 * 1024  # bytes; from here on a buffer goes through the slab (break-even near 16 KB)
 _HEADER = 4096
 _WORDS = 8
-
-logger = logging.getLogger("headrace")
 
 
 def slab_pages(slab_bytes: int) -> int:
@@ -89,7 +85,9 @@ def create_arena(slab_bytes: int) -> Arena:
             os.close(fd)
         if pages == 0:
             raise
-        logger.warning(
+        import logging  # with tempfile below: 10 ms that a worker's start need not pay
+
+        logging.getLogger("headrace").warning(
             "no shared memory of %d bytes for a worker (%s); large arrays go through its socket instead, which is "
             "slower. Give the machine or container more shared memory (docker: --shm-size), or ask for less.",
             size,
@@ -103,6 +101,8 @@ def _create_file(size: int) -> int:
         fd = os.memfd_create("headrace", os.MFD_CLOEXEC)
         reserve = False  # memory of its own: no file system whose space could run out under a write
     else:
+        import tempfile
+
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
         reserve = True

@@ -47,9 +47,13 @@ class Function:
         """Build the instance: this is the worker's set-up. `interruptible`: Ctrl-C reaches this thread."""
         self.fn = factory()
         self.interruptible = interruptible
-        self.into: Callable[[Any, list[Any]], None] | None = getattr(self.fn, "into", None)
         self.at: Callable[[int], None] | None = getattr(self.fn, "at", None) if _indexed(self.fn) else None
         self.report: Callable[[], Any] | None = getattr(self.fn, "report", None)
+
+    @property
+    def into(self) -> Callable[[Any, list[Any]], None] | None:
+        """Looked up anew for each slice: an instance may exchange it, for one that measures."""
+        return getattr(self.fn, "into", None)
 
     @property
     def where(self) -> str:

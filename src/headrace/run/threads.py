@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,20 +45,37 @@ class ThreadExecutor:
     def __init__(self, config: ExecutorConfig) -> None:
         """Start the threads; each builds its own instance of the function."""
         self._config = config
-        self._dispatch = Dispatch(config.workers, max_retries=config.max_retries)
-        self._done: queue.SimpleQueue[_Report] = queue.SimpleQueue()
+        self._dispatch = Dispatch([group.workers for group in config.groups], max_retries=config.max_retries)
+        self._done: queue.SimpleQueue[_Report | None] = queue.SimpleQueue()
         self._parts: list[Part] = []
         self._stats = WorkerStatistics()
         self._stopping = threading.Event()
         self._fatal: BaseException | None = None
-        self.batch_limit: int | None = None
-        self._lanes = [self._start(index) for index in range(config.workers)]
+        self._watched = 0
+        self._woken = False
+        self._lanes = [self._start(index) for index in range(len(config.seats))]
 
     @property
-    def free(self) -> int:
-        """Batches that a thread could take at once."""
-        seats = sum(max(0, self._dispatch.depth - self._dispatch.load(lane.index)) for lane in self._lanes)
-        return max(0, seats - self._dispatch.pending)
+    def background(self) -> bool:
+        """Threads work while nobody calls."""
+        return True
+
+    def free(self, group: int = 0) -> int:
+        """Batches that threads of this group could take at once."""
+        return self._dispatch.free(group)
+
+    def set_limit(self, group: int, most: int | None) -> None:
+        """Inputs a thread is given at once."""
+        self._dispatch.set_limit(group, most)
+
+    def watch(self, source: Any, ready: Callable[[], bool] | None) -> None:
+        """Wait also while no batch is in flight: somebody will `wake`. (There is nothing to call: threads deliver.)"""
+        del source
+        self._watched += 1 if ready is not None else -1
+
+    def wake(self) -> None:
+        """Make a waiting `completed` return."""
+        self._done.put(None)
 
     def submit(self, batch: Batch) -> None:
         """Take a batch."""
@@ -73,11 +91,11 @@ class ThreadExecutor:
         self._check()
         deadline = None if timeout is None else time.monotonic() + timeout
         limit = self._config.timeout
-        while self._dispatch.busy or self._parts:
-            if self._parts:
+        self._woken = False
+        while self._dispatch.busy or self._parts or self._watched:
+            if self._parts or self._woken:
                 self._take(0.0)
-                parts, self._parts = self._parts, []
-                return parts
+                break
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             self._take(wait if limit is None else _TICK if wait is None else min(wait, _TICK))
             if limit is not None:
@@ -85,7 +103,8 @@ class ThreadExecutor:
             self._check()
             if not self._parts and deadline is not None and time.monotonic() >= deadline:
                 break
-        return []
+        parts, self._parts = self._parts, []
+        return parts
 
     def statistics(self) -> WorkerStatistics:
         """Counts since the start."""
@@ -108,7 +127,10 @@ class ThreadExecutor:
         try:
             report = self._done.get(timeout=wait) if wait != 0.0 else self._done.get_nowait()
             while True:
-                self._handle(*report)
+                if report is None:
+                    self._woken = True
+                else:
+                    self._handle(*report)
                 report = self._done.get_nowait()
         except queue.Empty:
             pass
@@ -129,11 +151,11 @@ class ThreadExecutor:
         if failure is not None:
             failure.worker = lane.name
             failure.item = self._describe(batch, start + count - 1)
-        self._dispatch.depth = 1 if done.seconds / count >= SLICE else 2
+        self._dispatch.set_pace(lane.index, 1 if done.seconds / count >= SLICE else 2)
         self._parts.append(Part(batch.key, start, count, done.values, failure, done.seconds, 0, report))
 
     def _send(self) -> None:
-        while self._fatal is None and (order := self._dispatch.assign(self.batch_limit)) is not None:
+        while self._fatal is None and (order := self._dispatch.assign()) is not None:
             worker, piece = order
             self._lanes[worker].inbox.put(Piece(piece.batch, piece.start, piece.stop))
 
@@ -167,7 +189,7 @@ class ThreadExecutor:
     def _run(self, lane: _Lane) -> None:
         """The body of a thread."""
         try:
-            function = Function(self._config.factory)
+            function = Function(self._config.seats[lane.index])
         except BaseException as error:  # noqa: BLE001 (a user's set-up; the owner's thread raises it)
             self._done.put((lane, from_exception(error, f"set-up of {self._config.name}", None), True, None))
             return

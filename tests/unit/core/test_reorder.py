@@ -97,7 +97,7 @@ class Workers:
     """Workers that exist only as a list: they run what they hold, hand back, and die, at random."""
 
     def __init__(self, count: int, depth: int, max_retries: int, seed: int) -> None:
-        self.dispatch = Dispatch(count, depth=depth, max_retries=max_retries)
+        self.dispatch = Dispatch([count], depth=depth, max_retries=max_retries)
         self.rng = random.Random(seed)
         self.count = count
         self.done: list[tuple[object, int]] = []
@@ -108,7 +108,7 @@ class Workers:
         while (order := self.dispatch.assign(self.rng.choice([None, 1, 3]))) is not None:
             worker, piece = order
             assert piece.batch.worker in (None, worker)
-        busy = [worker for worker in range(self.count) if self.dispatch.load(worker)]
+        busy = [worker for worker in range(self.count) if self.dispatch.holds(worker)]
         assert busy, "work is pending and no worker has any"
         worker = self.rng.choice(busy)
         piece = self.dispatch.holds(worker)[0]
@@ -154,7 +154,7 @@ def test_every_input_is_done_or_given_up_once(
 
 
 def test_a_culprit_is_given_up_after_its_retries_and_its_neighbours_are_not() -> None:
-    dispatch = Dispatch(1, max_retries=2)
+    dispatch = Dispatch([1], max_retries=2)
     dispatch.submit(Batch("b", [0, 1, 2], 3))
     for _ in range(2):
         assert dispatch.assign() is not None
@@ -170,7 +170,7 @@ def test_a_culprit_is_given_up_after_its_retries_and_its_neighbours_are_not() ->
 
 
 def test_the_tail_of_a_slow_batch_goes_to_whoever_is_free_first() -> None:
-    dispatch = Dispatch(2, depth=1)
+    dispatch = Dispatch([2], depth=1)
     dispatch.submit(Batch("slow", list(range(10)), 10))
     dispatch.submit(Batch("next", [0], 1))
     dispatch.submit(Batch("later", [0], 1))
@@ -182,8 +182,21 @@ def test_the_tail_of_a_slow_batch_goes_to_whoever_is_free_first() -> None:
 
 
 def test_a_worker_that_never_finishes_anything_is_barren() -> None:
-    dispatch = Dispatch(1, max_retries=1)
+    dispatch = Dispatch([1], max_retries=1)
     for _ in range(3):
         assert not dispatch.barren(0)
         dispatch.died(0, 0)
     assert dispatch.barren(0)
+
+
+def test_groups_keep_to_their_own_workers() -> None:
+    dispatch = Dispatch([1, 2], depth=1)
+    for key in range(4):
+        dispatch.submit(Batch(key, [0], 1, group=key % 2))
+    assert (dispatch.free(0), dispatch.free(1)) == (0, 0)
+    sent = []
+    while (order := dispatch.assign()) is not None:
+        sent.append((order[0], order[1].batch.key))
+    assert sent == [(0, 0), (1, 1), (2, 3)]
+    dispatch.acknowledged(0, 1, last=True)
+    assert dispatch.assign()[1].batch.key == 2
