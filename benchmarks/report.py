@@ -86,7 +86,7 @@ def resume_table(runs: list[Run]) -> list[str]:
             errors = [run["error"] for run in parts if "error" in run]
             columns.append(errors[0][:60] if errors else figure(median(parts, key)))
         exact = {run.get("exact") for run in found}
-        columns.append("no state" if exact == {None} else "yes" if exact == {True} else "NO")
+        columns.append("-" if exact == {None} else "yes" if exact == {True} else "NO")
         lines.append(f"| {name} | {' | '.join(columns)} |")
     return lines
 

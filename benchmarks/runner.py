@@ -166,6 +166,7 @@ def run_config(config: Config, workload: str, timing: Timing) -> dict[str, Any]:
         out["save"] = start(config, "W1", timing, mode="save", state=state)
         if out["save"].get("state_bytes"):
             out["load"] = start(config, "W1", timing, mode="load", state=state)
-            out["exact"] = out["load"].get("next") == out["save"].get("next")
+            if "next" in out["load"]:
+                out["exact"] = out["load"]["next"] == out["save"]["next"]
         state.unlink(missing_ok=True)
     return {"workload": workload, "loader": config.loader, "options": config.options, "began": began, **out}
