@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import MISSING, Block, Column, Ragged, Text
+from headrace.core.block import Block, Column, Ragged, Text
 
 TOKEN_FIELDS: Final = ("input_ids", "tokens", "token_ids", "ids")
 """Where token ids are looked for, in this order, with `tokens_field="auto"`."""
@@ -32,11 +32,15 @@ def find_tokens_field(names: Iterable[str]) -> str | None:
 
 
 def is_sequence(value: Any) -> bool:
-    """True for a value that holds a number per token: a 1-D numeric array, tensor, list or tuple. Text is none."""
-    if isinstance(value, (str, bytes, bytearray, memoryview)) or value is None or value is MISSING:
-        return False
+    """True for a value that may hold a number per token: a 1-D numeric array or tensor, a list or tuple of numbers.
+    An empty list is one as well; `holds_numbers` is what decides about the kind of a field."""
+    return (isinstance(value, (list, tuple)) and not value) or holds_numbers(value)
+
+
+def holds_numbers(value: Any) -> bool:
+    """True for a sequence that says by itself that it is one of numbers. Text is none, and an empty list does not tell."""
     if isinstance(value, (list, tuple)):
-        return not value or isinstance(value[0], (int, float, np.number, np.bool_))
+        return bool(value) and isinstance(value[0], (int, float, np.number, np.bool_))
     shape = getattr(value, "shape", None)
     return shape is not None and len(shape) == 1 and not _is_object_array(value)
 
@@ -49,7 +53,7 @@ def column_lengths(column: Column, rows: int) -> NDArray[np.int64] | None:
     """Values per row, int64 `[n]`; None if the column does not hold sequences of numbers."""
     match column:
         case Ragged():
-            return column.lengths
+            return column.offsets[1:] - column.offsets[:-1]
         case Text():
             return None
         case list():

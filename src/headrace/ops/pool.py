@@ -33,7 +33,8 @@ class RowPool:
     def clear(self, first: int = 0) -> None:
         """Forget every row."""
         self._blocks: list[Block] = []
-        self._first_row: list[int] = []  # of each block, in rows stored
+        self._first_row = _Matrix(1)  # of each block, in rows stored
+        self._objects = 0  # blocks whose payload is Python objects
         self._fields: dict[str, _Field] = {}
         self._ids: _Matrix | None = _Matrix(ORIGIN_WIDTH)  # None once a block of packed rows is held
         self._kept: Ints = np.empty(0, np.int64)  # handles of the rows that survived the last keep(), ascending
@@ -100,7 +101,8 @@ class RowPool:
         if not len(block):
             return
         self._blocks.append(replace(block, drops=()) if block.drops else block)
-        self._first_row.append(self.stored)
+        self._first_row.append(np.asarray([[self.stored]]))
+        self._objects += block.rows is not None
         self.stored += len(block)
         if block.origin.rows is not None:
             self._ids = None
@@ -118,8 +120,8 @@ class RowPool:
 
     def _places(self, rows: Ints) -> tuple[list[int], list[int]]:
         """Block and row in it, for each row stored."""
-        first = np.asarray(self._first_row, np.int64)
-        owner = np.searchsorted(first, rows, side="right") - 1
+        first = self._first_row.rows[:, 0]
+        owner = first.searchsorted(rows, side="right") - 1
         return owner.tolist(), (rows - first[owner]).tolist()
 
     def _origins(self, rows: Ints) -> Origin:
@@ -130,8 +132,8 @@ class RowPool:
 
     def _uniform(self) -> bool:
         """True if every block has the same fields in the same form."""
-        if any(block.rows is not None for block in self._blocks):
-            return all(block.rows is not None for block in self._blocks)
+        if self._objects:
+            return self._objects == len(self._blocks)
         return all(len(column.parts) == len(self._blocks) for column in self._fields.values())
 
 
@@ -169,7 +171,7 @@ class _Field:
             return
         if isinstance(column, (Ragged, Text)):
             assert self._spans is not None
-            self._spans.append(np.stack([column.offsets[:-1], column.offsets[1:]], axis=1))
+            self._spans.append(np.array([column.offsets[:-1], column.offsets[1:]]).T)
         self.parts.append(
             column.values if isinstance(column, Ragged) else column.data if isinstance(column, Text) else column
         )
@@ -183,7 +185,7 @@ class _Field:
             return np.concatenate([parts[b][r : r + 1] for b, r in zip(owners, local, strict=True)])
         views, lengths = self.views(rows, owners)
         offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        lengths.cumsum(out=offsets[1:])
         joined = np.concatenate(views)
         return Text(joined, offsets) if self._form is Text else Ragged(joined, offsets)
 

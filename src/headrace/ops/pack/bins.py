@@ -72,7 +72,7 @@ class BinPacker:
         drops = block.drops
         if len(empty):
             drops = (*drops, Drop(_NAME, "empty document", empty))
-        lengths = np.diff(rows.offsets)
+        lengths = rows.offsets[1:] - rows.offsets[:-1]
         fits = lengths <= self._shape.max_length
         if not fits.all():
             drops = (*drops, self._oversized(rows, lengths, ~fits))
@@ -176,7 +176,8 @@ class BinPacker:
         handles = np.asarray([handle for bin_ in closed for handle in bin_], np.int64)
         row_ends = np.cumsum([len(bin_) for bin_ in closed])
         pieces, lengths = self._pool.pieces(handles)
-        spans = np.stack([np.zeros_like(lengths), lengths], axis=1)
+        spans = np.zeros((len(lengths), 2), np.int64)
+        spans[:, 1] = lengths
         origin = Origin(self._pool.origins(handles).ids, np.concatenate([[0], row_ends]), spans)
         padding = padding_of(origin, self._shape)
         flat = pad_rows(pieces, row_ends.tolist(), padding, {self._fields.tokens: self._shape.pad_token_id or 0})

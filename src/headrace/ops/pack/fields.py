@@ -5,8 +5,9 @@
   the tokens (`attention_mask`, `loss_mask`, ...). A different length is an error that names the field.
 * Everything else is dropped: text, bytes, scalars, lists of strings, mappings, None.
 
-The first record of the stream (or after a flush) decides names, the first record with tokens decides types. Both are
-part of the state, so a resumed run judges records as the first one did.
+The first record of the stream (or after a flush) decides the token field; the first one that has tokens decides the others
+and all types, because an empty list says nothing about its kind. Both are part of the state, so that a resumed run judges
+records as the first one did.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Column, Ints, Ragged, Text
-from headrace.core.tokens import POSITIONS, TOKEN_FIELDS, column_lengths, find_tokens_field, is_sequence
+from headrace.core.tokens import POSITIONS, TOKEN_FIELDS, column_lengths, find_tokens_field, holds_numbers, is_sequence
 from headrace.errors import PayloadTypeError, RecordError
 
 _NAME = "pack_flat"
@@ -60,19 +61,20 @@ class AlignedFields:
         self.tokens = next(iter(self.dtypes), "")
 
     def align(self, block: Block) -> TokenRows:
-        """The packed fields of a block, flat. Raises RecordError before anything is changed for good."""
+        """The packed fields of a block, flat. Raises RecordError before any of it is packed."""
         columns = self._columns(block)
-        if not self.tokens and len(block):
-            self._learn_names(block, columns)
-        lengths = np.zeros(0, np.int64)
+        if not len(block):
+            return TokenRows({}, np.zeros(1, np.int64), block.origin.ids)
+        tokens = self.tokens or self._find_tokens(block, columns)
+        lengths = self._lengths(block, tokens, block.column(tokens))
+        if not self._learned() and lengths.any():
+            self._learn(block, columns, int(lengths.nonzero()[0][0]))
         values: dict[str, NDArray[Any]] = {}
         for name in self.dtypes:
             column = columns[name] if name in columns else block.column(name)
-            found = self._lengths(block, name, column)
-            if name == self.tokens:
-                lengths = found
-            elif (found != lengths).any():
-                row = int(np.flatnonzero(found != lengths)[0])
+            found = lengths if name == tokens else self._lengths(block, name, column)
+            if found is not lengths and (found != lengths).any():
+                row = int((found != lengths).nonzero()[0][0])
                 raise _error(
                     block,
                     row,
@@ -81,44 +83,60 @@ class AlignedFields:
                 )
             values[name] = self._typed(block, name, column, lengths)
         offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        lengths.cumsum(out=offsets[1:])
         return TokenRows(values, offsets, block.origin.ids)
 
     def _columns(self, block: Block) -> dict[str, Column]:
         if block.origin.rows is not None:
             raise _error(block, 0, "the rows are packed already", "pack a stream once")
-        if block.rows is not None:
-            for row, payload in enumerate(block.rows):
-                if not isinstance(payload, Mapping):
-                    found = f"a record must be a mapping with token ids, found {type(payload).__name__}"
-                    raise PayloadTypeError(str(_error(block, row, found, "tokenize before packing")))
+        for row, payload in enumerate(block.rows or ()):
+            if not isinstance(payload, Mapping):
+                found = f"a record must be a mapping with token ids, found {type(payload).__name__}"
+                raise PayloadTypeError(str(_error(block, row, found, "tokenize before packing")))
         columns = block.as_columns()
         for name, column in columns.items():
-            known = name in self.dtypes or name.startswith("_") or not self.tokens
-            if not known and _holds_sequences(column):
-                raise _error(
-                    block, 0, f"field {name!r} appears in some records only", "give all records the same fields"
-                )
+            if self._learned() and name not in self.dtypes and not name.startswith("_"):
+                row = _first_numbers(column)
+                if row is not None:
+                    message = f"field {name!r} appears in some records only"
+                    raise _error(block, row, message, "give all records the same fields")
         return columns
 
-    def _learn_names(self, block: Block, columns: dict[str, Column]) -> None:
-        first = {name: column for name, column in columns.items() if _starts_with_sequence(column)}
-        tokens = find_tokens_field(first) if self._asked == "auto" else self._asked
-        asked = None if tokens is None else block.column(tokens)
-        if tokens is None or asked is None or not _starts_with_sequence(asked):
+    def _learned(self) -> bool:
+        return bool(self.tokens) and self.dtypes[self.tokens] is not None
+
+    def _find_tokens(self, block: Block, columns: dict[str, Column]) -> str:
+        """Name of the token field, from the first record."""
+        first = [name for name, column in columns.items() if not isinstance(column, list) or is_sequence(column[0])]
+        name = find_tokens_field(first) if self._asked == "auto" else self._asked
+        column = [None] if name is None else block.column(name)
+        if name is None or (isinstance(column, list) and not is_sequence(column[0])):
             looked = " or ".join(TOKEN_FIELDS) if self._asked == "auto" else repr(self._asked)
+            has = ", ".join(sorted(columns)) or "no fields"
             raise _error(
                 block,
                 0,
-                f"no token ids: looked for {looked}, the record has {', '.join(sorted(columns)) or 'no fields'}",
+                f"no token ids: looked for {looked}, the record has {has}",
                 "tokenize before packing, or name the field with tokens_field=",
             )
-        if self._emit_positions and POSITIONS in first:
+        self.tokens, self.dtypes = name, {name: None}
+        return name
+
+    def _learn(self, block: Block, columns: dict[str, Column], row: int) -> None:
+        """Names and types of the packed fields, from a record with tokens."""
+        found = {self.tokens: _dtype(block.column(self.tokens), row)}
+        for name, column in columns.items():
+            if name != self.tokens and not name.startswith("_") and _is_numbers(column, row):
+                found[name] = _dtype(column, row)
+        if self._emit_positions and POSITIONS in found:
             raise _error(
-                block, 0, "the record has 'positions' already", "pass emit_positions=False or remove the field"
+                block, row, "the record has 'positions' already", "pass emit_positions=False or remove the field"
             )
-        names = [tokens, *(name for name in first if name != tokens and not name.startswith("_"))]
-        self.tokens, self.dtypes = tokens, dict.fromkeys(names)
+        dtype = found[self.tokens]
+        if self._pad is not None and dtype.kind in "iu" and not np.iinfo(dtype).min <= self._pad <= np.iinfo(dtype).max:
+            message = f"pad_token_id {self._pad} does not fit the token type {dtype}"
+            raise _error(block, row, message, "use a wider type or another id")
+        self.dtypes.update(found)
 
     def _lengths(self, block: Block, name: str, column: Column) -> Ints:
         lengths = column_lengths(column, len(block))
@@ -136,21 +154,17 @@ class AlignedFields:
 
     def _typed(self, block: Block, name: str, column: Column, lengths: Ints) -> NDArray[Any]:
         """Values of one field, flat, in the type the stream has."""
+        dtype = self.dtypes[name]
         if isinstance(column, list):
             arrays = [np.asarray(value) for value in column if len(value)]
-            flat = np.concatenate(arrays) if arrays else np.empty(0, self.dtypes[name])
-            if not arrays:
-                return flat
+            flat = np.concatenate(arrays) if arrays else np.empty(0, dtype)
         else:
             flat = column.flat if isinstance(column, Ragged) else np.asarray(column).reshape(-1)
-        dtype = self.dtypes[name]
-        if dtype is None:
-            dtype = self._learn_type(block, name, column, flat)
-        if flat.dtype == dtype:
+        if dtype is None or flat.dtype == dtype:
             return flat
         cast = flat.astype(dtype)
         if not np.can_cast(flat.dtype, dtype, "safe") and (cast != flat).any():
-            row = int(np.searchsorted(np.cumsum(lengths), np.flatnonzero(cast != flat)[0], side="right"))
+            row = int(lengths.cumsum().searchsorted((cast != flat).nonzero()[0][0], side="right"))
             raise _error(
                 block,
                 row,
@@ -159,39 +173,35 @@ class AlignedFields:
             )
         return cast
 
-    def _learn_type(self, block: Block, name: str, column: Column, flat: NDArray[Any]) -> np.dtype[Any]:
-        if isinstance(column, list):  # the first record with tokens decides, not the block
-            flat = np.asarray(next(value for value in column if len(value)))
-        dtype = flat.dtype
-        if name == self.tokens and self._pad is not None and dtype.kind in "iu":
-            limits = np.iinfo(dtype)
-            if not limits.min <= self._pad <= limits.max:
-                raise _error(
-                    block,
-                    0,
-                    f"pad_token_id {self._pad} does not fit the token type {dtype}",
-                    "use a wider type or another id",
-                )
-        self.dtypes[name] = dtype
-        return dtype
 
-
-def _holds_sequences(column: Column) -> bool:
+def _is_numbers(column: Column, row: int) -> bool:
+    """True if the field holds a sequence of numbers, judged by one record."""
     match column:
         case Ragged():
             return True
         case Text():
             return False
         case list():
-            return any(is_sequence(value) for value in column)
+            return holds_numbers(column[row])
         case _:
             return column.ndim == 2
 
 
-def _starts_with_sequence(column: Column) -> bool:
+def _first_numbers(column: Column) -> int | None:
+    """The first record whose field holds a sequence of numbers."""
     if isinstance(column, list):
-        return bool(column) and is_sequence(column[0])
-    return _holds_sequences(column)
+        return next((row for row, value in enumerate(column) if holds_numbers(value)), None)
+    return 0 if _is_numbers(column, 0) else None
+
+
+def _dtype(column: Column, row: int) -> np.dtype[Any]:
+    match column:
+        case Ragged():
+            return column.values.dtype
+        case np.ndarray():
+            return column.dtype
+        case _:
+            return np.asarray(column[row]).dtype if isinstance(column, list) else np.dtype(np.uint8)
 
 
 def _error(block: Block, row: int, what: str, remedy: str) -> RecordError:

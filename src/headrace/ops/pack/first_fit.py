@@ -27,8 +27,10 @@ class FirstFit:
         tree, node = self._tree, slot + self._leaves
         tree[node] = room
         while node > 1:
-            largest = max(tree[node], tree[node ^ 1])
+            other = tree[node ^ 1]
+            if other > room:
+                room = other
             node >>= 1
-            if tree[node] == largest:
+            if tree[node] == room:
                 return
-            tree[node] = largest
+            tree[node] = room

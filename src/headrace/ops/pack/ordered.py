@@ -1,7 +1,8 @@
 """`shuffle_strategy`: documents are put in another order, window by window, before they are packed.
 
 A window is 1024 consecutive documents of the lane (or what there is of them at a flush). `"random"` permutes it;
-`"length"` sorts it, longest first and equal lengths as they came, which lets bins fill better.
+`"length"` sorts it, longest first and equal lengths as they came. That fills bins better if there are about as many as a
+window makes rows; with few bins it does harm, because long documents then meet no short ones.
 """
 
 from __future__ import annotations

@@ -38,15 +38,17 @@ def positions_of(lengths: Ints, longest: int) -> NDArray[np.int32]:
     if total >= _SHORT_SEGMENTS * len(lengths):
         count = np.arange(longest, dtype=np.int32)
         return np.concatenate([count[:length] for length in lengths.tolist()])
-    starts = (np.cumsum(lengths) - lengths).astype(np.int32)
+    starts = (lengths.cumsum() - lengths).astype(np.int32)
     return np.arange(total, dtype=np.int32) - np.repeat(starts, lengths)
 
 
 def padding_of(origin: Origin, shape: RowShape) -> NDArray[np.int32]:
     """Padding tokens of each row: what its segments leave free."""
     assert origin.rows is not None and origin.spans is not None
-    ends = np.concatenate([[0], np.cumsum(origin.spans[:, 1])])
-    return (shape.max_length - np.diff(ends[origin.rows])).astype(np.int32)
+    ends = np.zeros(len(origin.spans) + 1, np.int64)
+    origin.spans[:, 1].cumsum(out=ends[1:])
+    at = ends[origin.rows]
+    return (shape.max_length - at[1:] + at[:-1]).astype(np.int32)
 
 
 def packed_block(
@@ -65,7 +67,7 @@ def _runs(origin: Origin, padding: NDArray[np.int32]) -> Ints:
     """Lengths of the segments, with each row's padding as a run of its own."""
     assert origin.rows is not None and origin.spans is not None
     lengths = origin.spans[:, 1]
-    padded = np.flatnonzero(padding)
+    padded = padding.nonzero()[0]
     return np.insert(lengths, origin.rows[1:][padded], padding[padded]) if len(padded) else lengths
 
 

@@ -92,7 +92,7 @@ class WrapPacker:
         for name, values in rows.values.items():
             self._pieces.setdefault(name, []).append(values)
         self._ids.append(rows.ids)
-        self._lengths.append(np.diff(rows.offsets))
+        self._lengths.append(rows.offsets[1:] - rows.offsets[:-1])
         self._tokens += int(rows.offsets[-1])
 
     def _full_rows(self) -> list[Block]:
@@ -106,16 +106,22 @@ class WrapPacker:
     def _emit(self, cuts: Ints) -> Block:
         """Rows that end at these token counts; what lies behind the last stays."""
         ids, lengths = np.concatenate(self._ids), np.concatenate(self._lengths)
-        ends = np.cumsum(lengths)
+        ends = lengths.cumsum()
         cut = int(cuts[-1])
-        segment_ends = np.sort(np.concatenate([ends[: np.searchsorted(ends, cut, side="right")], cuts]))
-        segment_ends = segment_ends[np.diff(segment_ends, prepend=0) > 0]
-        starts = np.concatenate([[0], segment_ends[:-1]])
-        document = np.searchsorted(ends, starts, side="right")
-        begin = starts - (ends - lengths)[document]
-        begin[document == 0] += self._skip
-        rows = np.concatenate([[0], np.searchsorted(segment_ends, cuts, side="right")])
-        origin = Origin(ids[document], rows, np.stack([begin, segment_ends - starts], axis=1))
+        segment_ends = np.concatenate([ends[: ends.searchsorted(cut, side="right")], cuts])
+        segment_ends.sort()
+        starts = np.zeros_like(segment_ends)
+        starts[1:] = segment_ends[:-1]
+        taken = segment_ends - starts
+        if not taken.all():  # a document and a row end at the same token
+            segment_ends, starts, taken = (part[taken > 0] for part in (segment_ends, starts, taken))
+        document = ends.searchsorted(starts, side="right")
+        spans = np.empty((len(taken), 2), np.int64)
+        spans[:, 0], spans[:, 1] = starts - (ends - lengths)[document], taken
+        spans[: document.searchsorted(1), 0] += self._skip
+        rows = np.zeros(len(cuts) + 1, np.int64)
+        rows[1:] = segment_ends.searchsorted(cuts, side="right")
+        origin = Origin(ids[document], rows, spans)
         flat = self._cut_tokens(cuts)
         padding = padding_of(origin, self._shape)
         if padding.any():
@@ -140,7 +146,7 @@ class WrapPacker:
         return flat
 
     def _keep_documents(self, ids: Ints, lengths: Ints, ends: Ints, cut: int) -> None:
-        first = int(np.searchsorted(ends, cut, side="right"))
+        first = int(ends.searchsorted(cut, side="right"))
         if first == len(ends):
             self._ids, self._lengths, self._skip = [], [], 0
             return
