@@ -109,7 +109,8 @@ class Plan:
         ]
         for c in self.candidates:
             if math.isfinite(c.seconds):
-                numbers = f"{c.seconds:>10.4g} {c.bubble:>7.1%} {c.span_bubble:>7.1%} {size(max(c.peak_bytes)):>10} {max(0.0, c.gap):>8.1%}"
+                gap = max(0.0, c.gap)
+                numbers = f"{c.seconds:>10.4g} {c.bubble:>7.1%} {c.span_bubble:>7.1%} {size(max(c.peak_bytes)):>10} {gap:>8.1%}"
             else:
                 numbers = f"{'-':>10} {'-':>7} {'-':>7} {'-':>10} {'-':>8}"
             lines.append(f"{c.label:<32} {numbers}  {c.rejected or 'chosen'}")

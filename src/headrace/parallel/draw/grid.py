@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from headrace.parallel.data_parallel import Grid, Reduction
-from headrace.parallel.draw.panel import Panel, panels, seconds
+from headrace.parallel.draw.panel import Panel, is_faint, panels, seconds
 from headrace.parallel.draw.svg import FONT, GAP, LEFT, ROW, TOP, draw_axis, draw_box, draw_legend
 
 REDUCE = "#d1605e"
@@ -39,11 +39,14 @@ def _replica(grid: Grid, panel: Panel, replica: int, at: tuple[float, float]) ->
         f"<text x='8' y='{y + 18}' font-size='13'><tspan font-weight='600'>replica {replica} of {grid.data_parallel}</tspan>"
         f"<tspan fill='#555'>  {escape(panel.title)}, {escape(panel.summary)}</tspan></text>"
     ]
+    faint = is_faint(panel.timeline)
     for rank in range(panel.timeline.num_ranks):
         top = y + TOP + rank * (ROW + GAP) - 6
         out.append(f"<text x='{LEFT - 8}' y='{top + ROW / 2 + 4}' text-anchor='end' fill='#333'>rank {rank}</text>")
         out.append(f"<rect x='{LEFT}' y='{top}' width='{grid.seconds * scale:.2f}' height='{ROW}' fill='#eeeeee'/>")
-        out += [draw_box(span, 0.0, scale, top) for span in panel.timeline.of_rank(rank)]
+        out += [
+            draw_box(span, (0.0, scale), top, span.action.stage in faint[rank]) for span in panel.timeline.of_rank(rank)
+        ]
         out += [_reduction(r, scale, top) for r in grid.reductions if r.rank == rank and r.end > r.start]
     end = LEFT + float(grid.simulation.makespan) * scale
     foot = y + TOP + panel.timeline.num_ranks * (ROW + GAP) - 8

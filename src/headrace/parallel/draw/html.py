@@ -9,7 +9,7 @@ import json
 from html import escape
 from importlib.resources import files
 
-from headrace.parallel.draw.panel import COLOURS, WORDS, Drawable, Panel, kind_of, panels
+from headrace.parallel.draw.panel import COLOURS, FAINT, LETTERS, WORDS, Drawable, Panel, is_faint, kind_of, panels
 
 
 def to_html(drawables: Drawable | list[Drawable], title: str = "Pipeline schedule") -> str:
@@ -18,7 +18,10 @@ def to_html(drawables: Drawable | list[Drawable], title: str = "Pipeline schedul
     drawn = panels(drawables)
     data = {
         "title": title,
-        "kinds": [{"key": key, "colour": COLOURS[key], "word": WORDS[key]} for key in COLOURS],
+        "kinds": [
+            {"key": key, "colour": COLOURS[key], "word": WORDS[key], "ink": LETTERS.get(key, "#fff")} for key in COLOURS
+        ],
+        "faint": FAINT,
         "panels": [_data(panel) for panel in drawn],
     }
     # A "</script>" in a title must not end the script.
@@ -27,13 +30,15 @@ def to_html(drawables: Drawable | list[Drawable], title: str = "Pipeline schedul
 
 
 def _data(panel: Panel) -> dict[str, object]:
-    """A panel as plain lists: for each rank its boxes [start, end, kind, label], and its memory [time, amount]."""
+    """A panel as plain lists: for each rank its boxes [start, end, kind, label, faint], and its memory [time, amount]."""
     order = list(COLOURS)
+    faint = is_faint(panel.timeline)
     begin = min((float(s.start) for s in panel.timeline.spans), default=0.0)
     rows: list[list[list[object]]] = [[] for _ in range(panel.timeline.num_ranks)]
     for span in panel.timeline.spans:
         kind = order.index(kind_of(span.action.kind))
-        rows[span.rank].append([float(span.start) - begin, float(span.end) - begin, kind, str(span.action)])
+        strength = 1 if span.action.stage in faint[span.rank] else 0
+        rows[span.rank].append([float(span.start) - begin, float(span.end) - begin, kind, str(span.action), strength])
     return {
         "title": panel.title,
         "summary": panel.summary,

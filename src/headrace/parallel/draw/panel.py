@@ -21,6 +21,9 @@ COLOURS = {
     "OVERLAP_F_B": "#7d6ba8",
     "other": "#bab0ac",
 }
+# Dark letters on the light colours.
+LETTERS = {"I": "#123", "W": "#321"}
+FAINT = 0.66  # how strongly every second stage of a rank is painted
 WORDS = {
     "F": "forward",
     "B": "backward",
@@ -87,6 +90,14 @@ def memory_series(
     return tuple(result)
 
 
+def is_faint(timeline: Timeline) -> list[set[int]]:
+    """For each rank, every second of its stages: painted lighter, so that the stages of one rank can be told apart."""
+    stages: list[set[int]] = [set() for _ in range(timeline.num_ranks)]
+    for span in timeline.compute:
+        stages[span.rank].update(leaf.stage for leaf in span.action.leaves())
+    return [set(sorted(mine)[1::2]) for mine in stages]
+
+
 def kind_of(kind: str) -> str:
     """The key of a kind in the colours and words."""
     return kind if kind in COLOURS else "other"
@@ -98,7 +109,6 @@ def seconds(value: float) -> str:
     >>> seconds(0.0215), seconds(33)
     ('21.5 ms', '33 s')
     """
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if float(value) * factor >= 1 or unit == "us":
-            return f"{float(value) * factor:.4g} {unit}"
-    return f"{float(value):.4g} s"
+    amount = float(value)
+    factor, unit = (1, "s") if amount >= 1 or amount == 0 else (1e3, "ms") if amount >= 1e-3 else (1e6, "us")
+    return f"{amount * factor:.4g} {unit}"

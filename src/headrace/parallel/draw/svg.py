@@ -6,7 +6,18 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from headrace.parallel.draw.panel import COLOURS, WORDS, Drawable, Panel, kind_of, panels, seconds
+from headrace.parallel.draw.panel import (
+    COLOURS,
+    FAINT,
+    LETTERS,
+    WORDS,
+    Drawable,
+    Panel,
+    is_faint,
+    kind_of,
+    panels,
+    seconds,
+)
 from headrace.parallel.timeline import Span
 
 ROW, GAP, LEFT, TOP = 26, 5, 64, 34
@@ -25,7 +36,8 @@ def to_svg(drawables: Drawable | list[Drawable], width: int = 1200) -> str:
         y += TOP + panel.timeline.num_ranks * (ROW + GAP)
     body.append(draw_axis(longest, scale, y))
     kinds = list(dict.fromkeys(kind_of(s.action.kind) for p in drawn for s in p.timeline.spans))
-    body.append(draw_legend(kinds, y + 32))
+    several = any(any(is_faint(p.timeline)) for p in drawn)
+    body.append(draw_legend(kinds, y + 32, [("lighter: every second stage of a rank", "#c9ced6")] if several else ()))
     height = y + 56
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' "
@@ -40,24 +52,31 @@ def _panel(panel: Panel, y: float, scale: float) -> str:
         f"<tspan fill='#555'>  {escape(panel.summary)}</tspan></text>"
     ]
     length = float(panel.timeline.makespan) * scale
+    faint = is_faint(panel.timeline)
     for rank in range(panel.timeline.num_ranks):
         top = y + TOP + rank * (ROW + GAP) - 6
         out.append(f"<text x='{LEFT - 8}' y='{top + ROW / 2 + 4}' text-anchor='end' fill='#333'>rank {rank}</text>")
         out.append(f"<rect x='{LEFT}' y='{top}' width='{length:.2f}' height='{ROW}' fill='#eeeeee'/>")
-        out += [draw_box(span, begin, scale, top) for span in panel.timeline.of_rank(rank)]
+        out += [
+            draw_box(span, (begin, scale), top, span.action.stage in faint[rank])
+            for span in panel.timeline.of_rank(rank)
+        ]
     return "\n".join(out)
 
 
-def draw_box(span: Span, begin: float, scale: float, top: float) -> str:
-    """One action with its tooltip and, if it fits, its label."""
+def draw_box(span: Span, frame: tuple[float, float], top: float, faint: bool) -> str:
+    """One action with its tooltip and, if it fits, its label. `frame` is the time of the left edge and pixels a second."""
+    begin, scale = frame
     x, wide = LEFT + (float(span.start) - begin) * scale, float(span.duration) * scale
     kind = kind_of(span.action.kind)
     tip = f"{span.action}: {WORDS[kind]}, {seconds(span.start)} to {seconds(span.end)} ({seconds(span.duration)})"
     label = _label(span, wide)
+    ink = LETTERS.get(kind, "#fff")
+    paint = f"fill='{COLOURS[kind]}'" + (f" fill-opacity='{FAINT}'" if faint else "")
     # Communication is a strip at the foot of the row: it runs beside computation and would hide it.
     high, low = (ROW, top) if kind != "other" else (5, top + ROW - 5)
     text = (
-        f"<text x='{x + wide / 2:.2f}' y='{top + ROW / 2 + 4}' text-anchor='middle' fill='#fff' font-size='11'>{label}</text>"
+        f"<text x='{x + wide / 2:.2f}' y='{top + ROW / 2 + 4}' text-anchor='middle' fill='{ink}' font-size='11'>{label}</text>"
         if label and kind != "other"
         else ""
     )
@@ -65,7 +84,7 @@ def draw_box(span: Span, begin: float, scale: float, top: float) -> str:
     inset = min(1.0, wide / 8)
     return (
         f"<g><title>{escape(tip)}</title><rect x='{x:.2f}' y='{low}' width='{max(wide - inset, 0.2):.2f}' height='{high}' "
-        f"fill='{COLOURS[kind]}'/>{text}</g>"
+        f"{paint}/>{text}</g>"
     )
 
 
@@ -75,7 +94,7 @@ def _label(span: Span, wide: float) -> str:
     short = "+".join(f"{p.kind}{p.microbatch}" for p in action.leaves())
     full = "+".join(map(str, action.leaves()))
     mb = "" if action.parts else str(action.microbatch)
-    return next((text for text in (full, short, mb) if text and 7 * len(text) + 3 <= wide), "")
+    return next((text for text in (full, short, mb) if text and 8 * len(text) + 2 <= wide), "")
 
 
 def draw_axis(longest: float, scale: float, y: float) -> str:

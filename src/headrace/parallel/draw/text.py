@@ -55,11 +55,12 @@ def _line(spans: list[Span], begin: float, scale: float, style: tuple[bool, bool
 
 
 def _cell(action: Action, width: int, several: bool) -> str:
-    """The label that fits, padded to the width; the last column is left free so that neighbours stay apart."""
-    for label in _labels(action, several):
-        if len(label) <= max(1, width - 1):
-            return label.ljust(width - 1, " ") + "|" if width > 1 else label[:width]
-    return "#" * width
+    """The label that fits, padded to the width; from three columns on the last one keeps neighbours apart."""
+    if width <= 0:
+        return ""
+    room = width if width < 3 else width - 1
+    label = next((text for text in _labels(action, several) if len(text) <= room), "#")
+    return label.ljust(room) + "|" * (width - room)
 
 
 def _labels(action: Action, several: bool) -> list[str]:
