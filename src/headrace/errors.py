@@ -13,6 +13,7 @@
     │   └── CheckpointMismatch              the recipe changed: every difference, old value and new
     ├── OperatorError (RuntimeError)        a user function raised: operator, sample, cause
     ├── WorkerDied (RuntimeError)           a worker process ended: signal, operator, samples it held
+    ├── Cancelled (RuntimeError)            an iteration that was asked to stop
     ├── ScheduleError (ValueError)          a pipeline schedule that is incomplete, cyclic or unproved
     └── InternalError (RuntimeError)        our fault; asks to be reported
 
@@ -91,6 +92,10 @@ class OperatorError(HeadraceError, RuntimeError):
 
 class WorkerDied(HeadraceError, RuntimeError):
     """A worker process ended without being asked to."""
+
+
+class Cancelled(HeadraceError, RuntimeError):
+    """An iteration that was asked to stop."""
 
 
 class ScheduleError(HeadraceError, ValueError):

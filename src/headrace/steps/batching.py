@@ -1,0 +1,50 @@
+"""How many items travel together: by time and bytes, never by count.
+
+The best message is 16 to 64 KB (past 128 KB a message leaves the cache and the allocator's fast path; this, not
+the number, is why batches of 1000 are slow), and no batch should hold more than about 5 ms of work. A jump in cost
+is believed at once, a drop slowly: too small a batch costs microseconds, too large a one somebody's wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TARGET_SECONDS = 0.005
+TARGET_BYTES = 64 * 1024
+MOST = 4096
+
+
+@dataclass(slots=True)
+class BatchSize:
+    """Doubles from one item towards the targets.
+
+    >>> size = BatchSize()
+    >>> for _ in range(20):
+    ...     size.observe(size.items, seconds=size.items * 50e-6, nbytes=size.items * 100)
+    >>> size.items
+    100
+    >>> size.observe(1, seconds=0.02, nbytes=100)
+    >>> size.items
+    1
+    """
+
+    items: int = 1
+    seconds: float = 0.0  # of work an item, as believed now
+    nbytes: float = 0.0  # an item, the larger of there and back
+
+    def observe(self, count: int, seconds: float, nbytes: float) -> None:
+        """`count` items took so long and so many bytes (of the way that carried more)."""
+        if count <= 0:
+            return
+        self.seconds = _believe(self.seconds, seconds / count)
+        self.nbytes = _believe(self.nbytes, nbytes / count)
+        size = min(2 * self.items, MOST)
+        if self.seconds > 0:
+            size = min(size, int(TARGET_SECONDS / self.seconds + 1e-6))
+        if self.nbytes > 0:
+            size = min(size, int(TARGET_BYTES / self.nbytes))
+        self.items = max(1, size)
+
+
+def _believe(old: float, new: float) -> float:
+    return new if new >= old else 0.8 * old + 0.2 * new

@@ -1,0 +1,208 @@
+"""One pass of items through the stages of a pipeline: the only loop, and the contract it keeps.
+
+* An input is submitted once and accounted for once: by its outputs (none is an answer), by an error, or as skipped.
+* The flow is finished when its source has ended and every input that it gave has been taken. No sentinel travels
+  through a queue, where it could overtake what it is meant to end.
+* At most `limit` batches are outstanding in each stage, from the submission to the moment the consumer has taken the
+  last output. So memory is bounded whatever the consumer, the source or a slow item does.
+* Work that is nearly done goes first: outputs leave before inputs enter, later stages before earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.core.reorder import Batch, Release, Window
+from headrace.errors import InternalError
+from headrace.run.executor import Paced, Part, route
+from headrace.run.failure import Failure
+from headrace.run.wire import Packed
+from headrace.steps.batching import BatchSize
+from headrace.steps.chain import Failed
+from headrace.steps.settings import Settings
+from headrace.steps.source import Pulled
+from headrace.steps.statistics import Ledger
+
+AHEAD = 4  # batches outstanding for each that the workers can hold: how far others may run ahead of a slow one
+_IN_WORK = 2
+
+
+class StageFlow:
+    """One stage's part of a flow. Its identity is in the key of each batch, so that results find their way."""
+
+    def __init__(self, group: int, workers: range, settings: Settings, ledger: Ledger) -> None:
+        """Workers `workers` (their numbers in the executor) run this stage's steps."""
+        self.group = group
+        self.workers = workers
+        self.settings = settings
+        self.ledger = ledger
+        self.keyed = settings.assign is not None
+        self.size = BatchSize()
+        limit = AHEAD * _IN_WORK * len(workers)
+        self.window: Window[Any] = Window(limit * (256 if self.keyed else 1), ordered=settings.ordered)
+        self.inbox: deque[Any] = deque()
+        self.closed = False
+
+    def submit(self, executor: Paced, pulled: Pulled, first: int) -> None:
+        """Send items to this stage's workers."""
+        if self.keyed:
+            self._submit_keyed(executor, pulled)
+            return
+        index = self.window.submit(pulled.count)
+        executor.submit(Batch((self, index), pulled.items, pulled.count, first + index, self.group))
+
+    def _submit_keyed(self, executor: Paced, pulled: Pulled) -> None:
+        """One batch for each worker that a key of these items belongs to. Every item keeps its own place in the order."""
+        items = pulled.items.decode() if isinstance(pulled.items, Packed) else pulled.items
+        assign = self.settings.assign
+        assert assign is not None
+        shares: dict[int, tuple[list[int], list[Any]]] = {}
+        for item in items:
+            worker = self.workers[assign(item) % len(self.workers)]
+            places, share = shares.setdefault(worker, ([], []))
+            places.append(self.window.submit())
+            share.append(item)
+        for worker, (places, share) in shares.items():
+            executor.submit(Batch((self, tuple(places)), share, len(share), 0, self.group, worker))
+
+    def deliver(self, first: Any, part: Part) -> None:
+        """A part of one of this stage's batches is done."""
+        self.ledger.account(self.group, part)
+        if self.closed:
+            return
+        good = part.count - (part.failure is not None)
+        self.size.observe(part.count, part.seconds, part.nbytes)
+        if self.keyed:
+            for n in range(good):
+                self.window.finished(first[part.start + n], 0, 1, part.values[n])
+        elif good:
+            self.window.finished(first, part.start, good, part.values)
+        if part.failure is not None:
+            place, start = (first[part.start + good], 0) if self.keyed else (first, part.start + good)
+            self._failed(place, start, part.failure)
+
+    def _failed(self, first: int, start: int, failure: Failure) -> None:
+        """A failure that the steps themselves could not turn into a value: a death, a time limit, a result that cannot travel."""
+        policy = self.settings.on_error
+        if policy == "raise" or (failure.died and self.keyed):
+            self.window.failed(first, start, failure)
+            return
+        self.ledger.lost(failure, returned=policy == "return")
+        outputs = [Failed(failure)] if policy == "return" else []
+        self.window.finished(first, start, 1, outputs)
+
+
+class Flow:
+    """Carries the items of one source through all stages."""
+
+    def __init__(self, executor: Paced, stages: list[StageFlow], source: Any, first: int, ledger: Ledger) -> None:
+        """`first`: the index of the source's first item in the whole input."""
+        self._executor = executor
+        self.stages = stages
+        self._ledger = ledger
+        self._source = source
+        self._first = first
+        self._parting = False
+        self.cancelled = False
+
+    def outputs(self, enough: Callable[[], bool] | None = None) -> Iterator[list[Any]]:
+        """Outputs, as they may leave, in lists; ends when the source has, or soon after `enough()` says so."""
+        try:
+            while True:
+                if (out := self.step(wait=None, enough=enough)) is not None:
+                    yield out
+                elif self.finished:
+                    if (error := self._source.error) is not None and not self._parting:
+                        raise error
+                    return
+        finally:
+            self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the source has ended (or is being left) and nothing of it is under way."""
+        stages = self.stages
+        under_way = any(stage.inbox or not stage.window.idle for stage in stages)
+        return (self._source.ended or self._parting) and not under_way
+
+    def step(self, wait: float | None, enough: Callable[[], bool] | None = None) -> list[Any] | None:
+        """Outputs that may leave now; if there are none, wait for something to happen, `wait` seconds at most."""
+        if self.cancelled:
+            raise Cancellation
+        if enough is not None and not self._parting and enough():
+            self._parting = True
+        if self._executor.background:
+            route(self._executor.completed(0.0))
+        self._fill()
+        if (out := self._take()) is not None:
+            return out
+        if self.finished or wait == 0.0:
+            return None
+        parts = self._executor.completed(wait)
+        route(parts)
+        self._check_progress(parts, wait)
+        return self._take()
+
+    def close(self) -> None:
+        """Take no more and ignore what is still under way."""
+        for stage in self.stages:
+            stage.closed = True
+        if not self._parting:
+            self._source.close()
+
+    def _fill(self) -> None:
+        """Give every stage what its workers can take, the last stage first."""
+        for number in range(len(self.stages) - 1, -1, -1):
+            stage = self.stages[number]
+            if number + 1 < len(self.stages):
+                self._pass_on(stage, self.stages[number + 1])
+            self._executor.set_limit(stage.group, None if stage.keyed else stage.size.items)
+            while stage.window.room and self._executor.free(stage.group):
+                pulled = self._pull(number, stage)
+                if pulled is None:
+                    break
+                stage.submit(self._executor, pulled, self._first)
+
+    def _pull(self, number: int, stage: StageFlow) -> Pulled | None:
+        most = stage.size.items
+        if number == 0:
+            if self._parting or self._source.ended:
+                return None
+            pulled = self._source.pull(min(most * len(stage.workers), stage.window.room) if stage.keyed else most)
+            if pulled is not None:
+                self._ledger.received += pulled.count
+            return pulled
+        items = [stage.inbox.popleft() for _ in range(min(most, len(stage.inbox)))]
+        return Pulled(items, len(items)) if items else None
+
+    def _pass_on(self, stage: StageFlow, following: StageFlow) -> None:
+        """Outputs of one stage become inputs of the next, as long as the next has use for them."""
+        while len(following.inbox) < following.size.items * _IN_WORK * len(following.workers):
+            out = stage.window.take()
+            if out is None:
+                return
+            if not isinstance(out, Release):
+                raise out.error.raised(out.index)
+            following.inbox.extend(out.outputs)
+
+    def _take(self) -> list[Any] | None:
+        """What the last stage may release: several parts at once if they are there."""
+        window = self.stages[-1].window
+        while (out := window.take()) is not None:
+            if not isinstance(out, Release):
+                raise out.error.raised(out.index + self._first)
+            if out.outputs:
+                return out.outputs if isinstance(out.outputs, list) else list(out.outputs)
+        return None
+
+    def _check_progress(self, parts: list[Part], wait: float | None) -> None:
+        if parts or wait is not None or not self._source.ended or self._executor.background:
+            return
+        if any(len(stage.window) for stage in self.stages) and not any(stage.inbox for stage in self.stages):
+            raise InternalError("inputs are under way and no worker has them")
+
+
+class Cancellation(Exception):
+    """Raised inside a flow that was cancelled."""

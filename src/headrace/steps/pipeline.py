@@ -1,0 +1,429 @@
+"""The step pipeline that users touch."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from functools import partial
+from itertools import accumulate
+from time import monotonic
+from typing import Any, TypedDict, Unpack
+
+from headrace.errors import Cancelled, ConfigError, UnknownOptionError
+from headrace.run.executor import ExecutorConfig, Group, Paced, open_executor
+from headrace.steps import auto
+from headrace.steps.chain import Chain, OnError, SeededChain
+from headrace.steps.flow import Cancellation, Flow, StageFlow
+from headrace.steps.settings import Mode, Runner, Settings, Workers, assigner, make_steps
+from headrace.steps.shuffle import shuffled
+from headrace.steps.source import Chained, IterableSource, QueueSource
+from headrace.steps.statistics import Ledger, Statistics, bottleneck
+
+_PATIENCE = 0.1  # seconds of inline work between two thoughts about whether it still pays
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `Pipeline`; see there."""
+
+    num_workers: Workers
+    mode: Mode
+    runner: Runner
+    ordered: bool
+    on_error: OnError
+    max_retries: int
+    timeout: float | None
+    assign: Any
+    shuffle_buffer: int
+    seed: int | None
+    max_pending: int
+    slab_bytes: int
+    progress: bool
+
+
+class Pipeline:
+    """Runs any Python items through functions, in worker processes, threads, or right here.
+
+    >>> with Pipeline([lambda x: x + 1, lambda x: 2 * x], runner="inline") as pipeline:
+    ...     list(pipeline.map(range(4)))
+    [2, 4, 6, 8]
+
+    A step is a function of one item; a generator function, which yields any number of outputs for an item; or an object
+    that can be called and may have `setup()` and `teardown()`, run once in each worker. `None` is a value like any
+    other; `DROP` is no output.
+
+    Options:
+
+    * `num_workers`: a number, in staged mode also one for each step, or "auto": find out from the first items whether
+      processes pay at all, and use one for each core if they do. `explain()` says what it found.
+    * `mode`: "fused" (a worker runs all steps of an item) or "staged" (each step has its own workers).
+    * `runner`: "process", "threads" or "inline".
+    * `ordered`: outputs in the order of their inputs, or as finished.
+    * `on_error`: "raise" the step's own exception at its item's place; "skip" the item and count it; "return" a `Failed`
+      in its place.
+    * `max_retries`: how often an item is tried again whose worker was killed.
+    * `timeout`: seconds an item may take; its worker is replaced.
+    * `assign`: "any", or a function from an item to its key: all items of a key go to one worker, in order.
+    * `shuffle_buffer`, `seed`: shuffle the outputs of `map` and of iteration. With `seed`, `random` and `numpy.random`
+      are also seeded for each item, so that random steps do not depend on the workers.
+    * `max_pending`: how many enqueued items may wait. `slab_bytes`: shared memory for large arrays, for each worker
+      and direction. `progress`: show a bar.
+    """
+
+    def __init__(self, steps: Iterable[Callable[[Any], Any]], **options: Unpack[Options]) -> None:
+        """Check everything; nothing starts yet."""
+        known = [field.name for field in fields(Settings) if field.name != "steps"]
+        for name in options:
+            if name not in known:
+                raise UnknownOptionError("option of a step pipeline", name, known)
+        options = options.copy()
+        options["assign"] = assigner(options.get("assign"))
+        self.settings = Settings(make_steps(steps), **options)
+        names = [[step.name for step in stage] for stage, _ in self.settings.groups]
+        self._ledger = Ledger(names)
+        self._executor: Paced | None = None
+        self._kind: str = self.settings.runner
+        self._flows: list[Flow] = []
+        self._queue: QueueSource | None = None
+        self._queue_flow: Flow | None = None
+        self._queue_source: Chained | None = None
+        self._ready: deque[Any] = deque()
+        self._lock = threading.Lock()
+        self._entered = False
+        self._closed = False
+        self._verdict: auto.Verdict | None = None
+        self._last_workers = None
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def start(self) -> Pipeline:
+        """Start the workers. `map` and `emit` do so by themselves."""
+        self._open(self.settings.runner)
+        return self
+
+    def close(self) -> None:
+        """End everything: flows, emitters, workers. Nothing is left two seconds later."""
+        self._closed = True
+        for flow in list(self._flows):
+            flow.close()
+        self._flows.clear()
+        if self._queue_source is not None:
+            self._queue_source.close()
+        self._shut()
+
+    def cancel(self) -> None:
+        """Make every iteration raise `Cancelled`; any thread and any signal handler may call it."""
+        for flow in list(self._flows):
+            flow.cancelled = True
+        if self._executor is not None:
+            self._executor.wake()
+
+    def __enter__(self) -> Pipeline:
+        """Keep the workers between uses, until the end of the block."""
+        self._entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    # -- use --------------------------------------------------------------------------------------------------
+
+    def map(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Outputs for `items`, lazily: nothing is pulled before workers have room for it, so `items` may be endless.
+
+        `items` is read in the thread that asks for outputs. Leaving the loop early ends the work.
+        """
+        total = len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
+        return self._finish(self._map(items), total)
+
+    def enqueue(self, item: Any) -> None:
+        """Give one item; never blocks. Any thread may call it once the pipeline is started."""
+        flow, source = self._open_queue()
+        source.put(item)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._collect(flow, 0.0)
+            finally:
+                self._lock.release()
+        elif self._executor is not None:
+            self._executor.wake()
+
+    def dequeue(self, timeout: float | None = None) -> Any:
+        """The next output of what was enqueued or emitted.
+
+        Waits while any input is under way, with a `timeout` also for what others may yet enqueue. Raises `queue.Empty` if
+        there is nothing to wait for, or the time is over.
+        """
+        flow, _ = self._open_queue()
+        deadline = None if timeout is None else monotonic() + timeout
+        with self._lock:
+            while not self._ready:
+                if flow.finished and deadline is None:
+                    self._raise_source_error()
+                    raise queue.Empty("nothing is under way: enqueue something first, or give a timeout")
+                left = None if deadline is None else deadline - monotonic()
+                if left is not None and left <= 0:
+                    raise queue.Empty(f"no output within {timeout} s")
+                self._collect(flow, left if left is None or not flow.finished else min(left, 0.02))
+            self._ledger.delivered += 1
+            return self._ready.popleft()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Outputs of what was enqueued and emitted; ends when every emitter has ended and all outputs are out."""
+        return self._finish(self._drain(), None)
+
+    def attach(self, make: Callable[[Paced, str], Any]) -> None:
+        """Add a source that `make(executor, runner)` builds; see `emit`."""
+        self._open_queue()
+        assert self._executor is not None and self._queue_source is not None
+        self._queue_source.sources.append(make(self._executor, self._kind))
+
+    # -- what it says -----------------------------------------------------------------------------------------
+
+    def statistics(self) -> Statistics:
+        """Counts until now."""
+        ledger = self._ledger
+        workers = self._executor.statistics() if self._executor is not None else self._last_statistics()
+        steps = ledger.steps()
+        elapsed = monotonic() - ledger.started
+        count = sum(number for _, number in self.settings.groups) if self._kind != "inline" else 1
+        stages = [stage for flow in self._flows for stage in flow.stages]
+        return Statistics(
+            received=ledger.received,
+            finished=ledger.finished,
+            delivered=ledger.delivered,
+            skipped=ledger.skipped,
+            in_flight=ledger.received - ledger.finished,
+            queue_depth=tuple(len(stage.window) for stage in stages),
+            batch_size=tuple(stage.size.items for stage in stages) or ledger.last_sizes,
+            errors=tuple(ledger.errors),
+            steps=steps,
+            workers=workers,
+            elapsed=elapsed,
+            bottleneck=bottleneck(steps, workers.busy, ledger.active * count),
+        )
+
+    def explain(self) -> str:
+        """The plan, and after a run what it took."""
+        from headrace.steps.explain import explain
+
+        return explain(self.settings, self.statistics(), self._verdict)
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _finish(self, outputs: Iterator[Any], total: int | None) -> Iterator[Any]:
+        settings = self.settings
+        if settings.shuffle_buffer and settings.seed is not None:
+            outputs = shuffled(outputs, settings.shuffle_buffer, settings.seed)
+        if settings.progress:
+            from headrace.steps.progress import shown
+
+            outputs = shown(outputs, total, " > ".join(step.name for step in settings.steps))
+        return outputs
+
+    def _map(self, items: Iterable[Any]) -> Iterator[Any]:
+        if self._closed:
+            raise ConfigError("this pipeline is closed; build a new one")
+        source = IterableSource(items)
+        undecided = self.settings.auto and self.settings.runner == "process" and self._executor is None
+        try:
+            if undecided and self._verdict is None:
+                first = yield from self._calibrate(source)
+            else:
+                first = 0
+            if undecided and self._verdict is not None and not self._verdict.processes:
+                first = yield from self._inline(source, first)
+            if not source.ended or source.error is not None:
+                self._open(self._kind if self._executor is not None else self.settings.runner)
+                assert self._executor is not None
+                yield from self._run(self._executor, source, first)
+        finally:
+            source.close()
+            if not self._entered and not self._flows and self._queue_flow is None:
+                self._shut()
+
+    def _run(self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None) -> Iterator[Any]:
+        flow = Flow(executor, self._stages(), source, first, self._ledger)
+        self._flows.append(flow)
+        outputs = flow.outputs(enough)
+        began = monotonic()
+        try:
+            for out in outputs:
+                self._ledger.delivered += len(out)
+                yield from out
+        except Cancellation:
+            raise Cancelled("the pipeline was cancelled") from None
+        finally:
+            outputs.close()
+            self._ledger.active += monotonic() - began
+            self._ledger.last_sizes = tuple(stage.size.items for stage in flow.stages)
+            with contextlib.suppress(ValueError):  # `close` of the pipeline has removed it
+                self._flows.remove(flow)
+
+    def _calibrate(self, source: IterableSource) -> Iterator[Any]:
+        """Run the first items here, and judge by them whether processes would pay."""
+        executor = self._open_inline()
+        seen: list[Any] = []
+        costs: list[float] = []
+
+        def enough() -> bool:
+            stats = executor.statistics()
+            if stats.items:
+                costs.append(stats.busy / stats.items)
+            return len(costs) > 1 and (stats.busy > auto.ENOUGH_SECONDS or stats.items >= auto.ENOUGH_ITEMS)
+
+        try:
+            for output in self._run(executor, source, 0, enough):
+                if len(seen) < len(source.samples):
+                    seen.append(output)
+                yield output
+            pulled = executor.statistics().items
+        finally:
+            executor.close()
+        work = min(costs, default=0.0)
+        self._verdict = auto.judge(work, source.samples, seen)
+        self._last_workers = executor.statistics()
+        return pulled
+
+    def _inline(self, source: IterableSource, first: int) -> Iterator[Any]:
+        """Run here for as long as that pays; returns the index of the next item."""
+        executor = self._open_inline()
+        verdict = self._verdict
+        assert verdict is not None
+        self._kind = "inline"
+        mark = [0, 0.0]
+
+        def enough() -> bool:
+            stats = executor.statistics()
+            items, busy = stats.items - mark[0], stats.busy - mark[1]
+            if busy < _PATIENCE or not items:
+                return False
+            mark[:] = [stats.items, stats.busy]
+            return not verdict.reason and busy / items > 2 * auto.FACTOR * verdict.transport
+
+        try:
+            yield from self._run(executor, source, first, enough)
+        finally:
+            executor.close()
+            self._last_workers = executor.statistics()
+        if not source.ended:
+            self._kind = self.settings.runner
+            self._verdict = auto.Verdict(True, (mark[1] or 0.0) / max(1, mark[0]), verdict.transport)
+        return first + executor.statistics().items
+
+    def _drain(self) -> Iterator[Any]:
+        flow, _ = self._open_queue()
+        while True:
+            with self._lock:
+                if not self._ready and not flow.finished:
+                    self._collect(flow, None)
+                out = list(self._ready)
+                self._ready.clear()
+                ended = flow.finished
+            self._ledger.delivered += len(out)
+            yield from out
+            if ended and not self._ready:
+                self._raise_source_error()
+                return
+
+    def _collect(self, flow: Flow, wait: float | None) -> None:
+        try:
+            out = flow.step(wait)
+        except Cancellation:
+            flow.cancelled = False
+            raise Cancelled("the pipeline was cancelled") from None
+        if out is not None:
+            self._ready.extend(out)
+
+    def _raise_source_error(self) -> None:
+        if self._queue_source is not None and (error := self._queue_source.error) is not None:
+            raise error
+
+    def _open_queue(self) -> tuple[Flow, QueueSource]:
+        if self._queue_flow is None or self._queue is None:
+            self._open(self.settings.runner)
+            assert self._executor is not None
+            self._queue = QueueSource(self.settings.max_pending)
+            self._queue_source = Chained([self._queue])
+            self._queue_flow = Flow(self._executor, self._stages(), self._queue_source, 0, self._ledger)
+            self._flows.append(self._queue_flow)
+        return self._queue_flow, self._queue
+
+    def _stages(self) -> list[StageFlow]:
+        ends = list(accumulate(count for _, count in self.settings.groups))
+        return [
+            StageFlow(group, range(end - count, end), self.settings, self._ledger)
+            for group, (end, (_, count)) in enumerate(zip(ends, self.settings.groups, strict=True))
+        ]
+
+    def _open(self, kind: str) -> None:
+        if self._closed:
+            raise ConfigError("this pipeline is closed; build a new one")
+        if self._executor is None:
+            self._kind = kind
+            self._executor = open_executor(kind, self._config())
+
+    def _open_inline(self) -> Paced:
+        return open_executor("inline", self._config())
+
+    def _shut(self) -> None:
+        if self._executor is not None:
+            executor, self._executor = self._executor, None
+            self._last_workers = executor.statistics()
+            executor.close()
+
+    def _last_statistics(self) -> Any:
+        from headrace.run.executor import WorkerStatistics
+
+        return self._last_workers or WorkerStatistics()
+
+    def _config(self) -> ExecutorConfig:
+        settings = self.settings
+        groups: list[Group] = []
+        done = 0
+        for number, (steps, count) in enumerate(settings.groups):
+            passes = number > 0 and settings.on_error == "return"
+            if settings.seed is None:
+                factory = partial(Chain, steps, settings.on_error, passes_failed=passes)
+            else:
+                later = number + 1 < len(settings.groups)
+                place = {"seed": settings.seed, "first_step": done, "passes_on": later}
+                factory = partial(SeededChain, steps, settings.on_error, passes_failed=passes, **place)
+            groups.append(Group(partial(_KeyedChain, factory) if settings.assign is not None else factory, count))
+            done += len(steps)
+        return ExecutorConfig(
+            tuple(groups),
+            name="steps",
+            max_retries=settings.max_retries if settings.assign is None else 0,
+            timeout=settings.timeout,
+            hand_back=settings.assign is None,
+            slab_bytes=settings.slab_bytes,
+        )
+
+
+class _KeyedChain:
+    """A chain that gives each item's outputs as a list: with `assign=` the items of a batch are not neighbours."""
+
+    def __init__(self, factory: Callable[[], Chain]) -> None:
+        """Build the chain."""
+        self._chain = factory()
+        self.indexed = self._chain.indexed
+        self.report = self._chain.report
+        self.close = self._chain.close
+
+    @property
+    def where(self) -> str:
+        """See `Chain`."""
+        return self._chain.where
+
+    def at(self, index: int) -> None:
+        """See `SeededChain`."""
+        getattr(self._chain, "at")(index)
+
+    def __call__(self, item: Any) -> list[Any]:
+        """See `Chain`."""
+        return self._chain(item)
