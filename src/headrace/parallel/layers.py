@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
-from headrace.errors import ConfigError
+import msgspec
+
+from headrace.errors import ConfigError, FormatError
 from headrace.parallel.costs import StageCosts
 
 
@@ -146,3 +149,19 @@ def ties_across(layers: Sequence[LayerCost], counts: Sequence[int]) -> dict[str,
             if layer.tied is not None:
                 where.setdefault(layer.tied, set()).add(stage)
     return {name: tuple(sorted(stages)) for name, stages in where.items() if len(stages) > 1}
+
+
+def load_layers(path: str | Path) -> list[LayerCost]:
+    """Read a profile: a JSON list of objects with the fields of `LayerCost`; what may be left out there may be left out here."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=list[LayerCost])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise FormatError(
+            f"{path} is not a profile of layers: {error}; write a JSON list such as "
+            '[{"name": "block0", "forward": 0.01, "backward_input": 0.01, "backward_weight": 0.01}]'
+        ) from None
+
+
+def save_layers(layers: Sequence[LayerCost], path: str | Path) -> None:
+    """Write a profile that `load_layers` reads."""
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(list(layers)), indent=1))

@@ -7,6 +7,7 @@ receive buffers for the whole step, parameters with gradients and optimizer.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -211,3 +212,21 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.4g} GiB"
+
+
+def parse_size(text: str) -> float:
+    """Bytes from what a person writes: a number with B, KiB, MiB, GiB, KB, MB or GB, or "unlimited".
+
+    >>> parse_size("6GiB") == 6 * 2**30, parse_size("500 MB")
+    (True, 500000000.0)
+    """
+    if text.strip().lower() == "unlimited":
+        return math.inf
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text)
+    try:
+        number = float(match[1]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not number > 0:
+        raise ConfigError(f"{text!r} is not a size; write a number and a unit, such as 6GiB or 500MB")
+    return number * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")
