@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -32,7 +33,14 @@ def environment() -> dict[str, str]:
 
 def torchrun(program: str, ranks: int, *arguments: str, seconds: float = 120) -> Finished:
     """Run a program of `programs/` under torchrun on this host."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=0",
+    ]
     return _finish([_start([*command, str(HERE / "programs" / program), *arguments], environment())], seconds)
 
 
@@ -74,8 +82,6 @@ def _rest(processes: list[subprocess.Popen[str]], texts: list[str]) -> str:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait(timeout=10)

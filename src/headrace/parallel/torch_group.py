@@ -137,7 +137,7 @@ def clip_gradients(
             f"the gradient norm over the pipeline is {float(total)}; some gradient is not a number: lower the learning "
             "rate, or scale the loss"
         )
-    torch.nn.utils.clip_grads_with_norm_(given, max_norm, total[0].to(torch.float32), foreach=False)
+    torch.nn.utils.clip_grads_with_norm_(given, max_norm, total[0], foreach=False)
     return total[0]
 
 

@@ -11,9 +11,10 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from headrace.errors import HeadraceError, WorkerDied
+from headrace.errors import WorkerDied
 from headrace.parallel.torch_group import Group
-from headrace.parallel.torch_runtime import Position, abort_process_groups
+from headrace.parallel.torch_record import Position, looks_like_transport
+from headrace.parallel.torch_runtime import abort_process_groups
 from headrace.parallel.torch_watchdog import Address, Failure, Hub, Watchdog, own_address
 
 ECHO_WAIT = 1.0  # seconds to wait for the cause, after a transport error that is mostly its echo
@@ -55,7 +56,7 @@ class FailureGuard:
         if isinstance(error, WorkerDied) or self._dog is None:
             self.failed = error if isinstance(error, WorkerDied) else WorkerDied(str(error))
             raise error
-        failure = self._dog.wait_for_news(ECHO_WAIT if _may_be_echo(error) else 0.0)
+        failure = self._dog.wait_for_news(ECHO_WAIT if looks_like_transport(error) else 0.0)
         if failure is not None and failure.rank != self.rank:
             self.failed = self._news(failure)
             raise self.failed from error
@@ -91,14 +92,6 @@ class FailureGuard:
         if crash is not None and self._dog is not None and self._dog.failure is None and self.failed is None:
             self._dog.report(f"the program ended with {type(crash).__name__}: {crash}")
         self.close(together=False)
-
-
-def _may_be_echo(error: BaseException) -> bool:
-    """Whether an error looks like a transport's: another rank's failure, seen from here."""
-    if isinstance(error, HeadraceError) or not isinstance(error, RuntimeError):
-        return False
-    words = ("gloo", "NCCL", "onnection", "pair closure", "Timed out")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 def _own_host() -> str:

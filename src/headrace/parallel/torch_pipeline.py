@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.errors import ConfigError, ScheduleError
+from headrace.errors import ConfigError, HeadraceError, ScheduleError
 from headrace.parallel.action import Action, Kind, leaves
 from headrace.parallel.builders.registry import build, recipe
 from headrace.parallel.check import prove
@@ -33,7 +33,7 @@ from headrace.parallel.torch_batch import (
     split_batch,
 )
 from headrace.parallel.torch_defer import DeferredGradients, defer_weight_gradients, restore_forwards
-from headrace.parallel.torch_stage import PipelineStage, check_activation
+from headrace.parallel.torch_stage import PipelineStage, check_activation, stage_error
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,12 @@ class _Run:
         else:
             _, received = self.arrived.pop((Kind.F, stage, mb))
             inputs = tuple(t.detach().requires_grad_(t.requires_grad) for t in received if t is not None)
-        value = module(*inputs)
+        try:
+            value = module(*inputs)
+        except HeadraceError:
+            raise
+        except Exception as error:  # whatever the module raises: we add which stage and what it was given
+            raise stage_error(stage, mb, "forward", inputs, error) from error
         outputs = check_activation(stage, mb, value)
         if stage == self.last:
             self.outputs[mb] = _detached(value)
@@ -278,6 +283,8 @@ class _Run:
         try:
             if pairs:
                 torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+        except Exception as error:  # as above
+            raise stage_error(stage, mb, "backward", inputs, error) from error
         finally:
             store.deferring = False
         if split:

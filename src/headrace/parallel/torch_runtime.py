@@ -16,9 +16,7 @@ tests say what behaves differently. Tried with torch 2.13.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -32,9 +30,9 @@ from torch.distributed.pipelining import stage as torch_stage
 from headrace.errors import ConfigError, InternalError
 from headrace.parallel.action import Action, Kind
 from headrace.parallel.schedule import Schedule
-from headrace.parallel.timeline import Span
 from headrace.parallel.torch_defer import DeferredGradients
 from headrace.parallel.torch_metadata import Boundaries, TensorSpec
+from headrace.parallel.torch_record import Position, Recorder, WatchedRow, named
 
 # (where, name, what we use it for): the private interface, all of it.
 INTERFACE: tuple[tuple[Any, str, str], ...] = (
@@ -68,85 +66,6 @@ def check_interface() -> list[str]:
         for owner, name, purpose in INTERFACE
         if not hasattr(owner, name)
     ]
-
-
-@dataclass
-class Position:
-    """Where this rank stands: written by the runtime before each action, read by the watchdog."""
-
-    rows: Sequence[Action] = ()
-    index: int = -1
-    step: int = 0
-    interrupted: Callable[[], None] = lambda: None
-
-    def __str__(self) -> str:
-        """Step, action and place in the list, for a person."""
-        if not 0 <= self.index < len(self.rows):
-            return f"between steps (after step {self.step - 1})" if self.step else "before its first step"
-        return f"step {self.step}, {self.rows[self.index]} (action {self.index + 1} of {len(self.rows)})"
-
-
-class _Watched(list[Any]):
-    """A list of torch's actions that tells the position as it is walked."""
-
-    def __init__(self, actions: Sequence[Any], position: Position, rows: Sequence[Action]) -> None:
-        super().__init__(actions)
-        self.position = position
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[Any]:
-        self.position.rows = self.rows
-        for index in range(len(self)):
-            self.position.index = index
-            self.position.interrupted()
-            yield self[index]
-        self.position.index = -1
-
-
-@dataclass
-class Recorder:
-    """Start and end of every computation of this rank, on the wall clock or, on a GPU, by its events."""
-
-    rank: int
-    device: torch.device
-    spans: list[Span] = field(default_factory=list)
-    events: list[tuple[Action, Any, Any]] = field(default_factory=list)
-    origin: tuple[float, Any] = (0.0, None)
-
-    def begin_step(self) -> None:
-        """Forget the last step; on a GPU, tie the device's clock to the host's."""
-        self.spans.clear()
-        self.events.clear()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.origin = (time.monotonic(), event)
-
-    def timed(self, action: Action, run: Callable[[], Any]) -> Any:
-        """Run a computation and note when."""
-        if self.device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            value = run()
-            end.record()
-            self.events.append((action, start, end))
-            return value
-        began = time.monotonic()
-        value = run()
-        self.spans.append(Span(self.rank, action, began, time.monotonic()))
-        return value
-
-    def finish(self) -> list[Span]:
-        """The spans of the step, in seconds of this host's monotonic clock."""
-        if self.events:
-            torch.cuda.synchronize(self.device)
-            base, event = self.origin
-            for action, start, end in self.events:
-                at = [base + event.elapsed_time(e) / 1000 for e in (start, end)]
-                self.spans.append(Span(self.rank, action, *at))
-            self.events.clear()
-        return list(self.spans)
 
 
 class _Stage(TorchStage):
@@ -244,7 +163,9 @@ class _Stage(TorchStage):
     ) -> Any:
         action = Action(self.stage_index, Kind.F, fwd_chunk_id)
         run = super().forward_one_chunk
-        output = self.recorder.timed(action, lambda: run(fwd_chunk_id, args, kwargs, save_forward_output=False))
+        inputs = args or tuple(i.buffer for i in self.args_recv_info[fwd_chunk_id] if i.buffer is not None)
+        with named(action, inputs):
+            output = self.recorder.timed(action, lambda: run(fwd_chunk_id, args, kwargs, save_forward_output=False))
         self._empty(self.args_recv_info[fwd_chunk_id])
         if self.is_last and save_forward_output:
             self.kept[fwd_chunk_id] = output
@@ -257,10 +178,11 @@ class _Stage(TorchStage):
         run = super().backward_one_chunk
         self.gradients.deferring = not full_backward
         try:
-            self.recorder.timed(
-                action,
-                lambda: run(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward),
-            )
+            with named(action, ()):
+                self.recorder.timed(
+                    action,
+                    lambda: run(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward),
+                )
         finally:
             self.gradients.deferring = False
         self._empty(self.grad_recv_info[bwd_chunk_id])
@@ -323,7 +245,7 @@ class Engine:
         self._rows: dict[bool, Any] = {}
         for training, schedule in ((True, self.train), (False, self.evaluate)):
             lists = {r: [parse(str(a)) for a in row] for r, row in enumerate(schedule.rows)}
-            lists[self.rank] = _Watched(lists[self.rank], self.position, schedule.rows[self.rank])
+            lists[self.rank] = WatchedRow(lists[self.rank], self.position, schedule.rows[self.rank])
             self._rows[training] = lists
 
     def set_shapes(self, boundaries: Sequence[Boundaries]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, OperatorError
 
 Activation = Tensor | tuple[Tensor, ...]
 Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Sequence[tuple[str, nn.Module]]
@@ -217,6 +217,18 @@ def check_activation(stage: int, microbatch: int, value: Any) -> tuple[Tensor, .
                 "returns a tensor or a tuple of tensors"
             )
     return outputs
+
+
+def stage_error(
+    stage: int, microbatch: int, what: str, inputs: Iterable[Tensor], cause: BaseException
+) -> OperatorError:
+    """The error for a stage whose forward or backward raised: where it was and what it was given."""
+    given = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
+    before = f", or let stage {stage - 1} hand on what it accepts" if stage and what == "forward" else ""
+    return OperatorError(
+        f"stage {stage}, microbatch {microbatch}: {what} failed on {given or 'no input'}: {type(cause).__name__}: {cause}. "
+        f"Mend the stage's module{before}"
+    )
 
 
 def _register(root: nn.Module, name: str, layer: nn.Module) -> None:

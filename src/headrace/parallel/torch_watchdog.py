@@ -240,7 +240,7 @@ class Watchdog:
             except OSError:
                 data = b""
             if not data:
-                self._learn(Failure(0, "its process, which runs the watchdog's hub, ended", "not known"))
+                self._learn(Failure(0, "its process, which runs the watchdog's hub, ended", "an unknown position"))
                 return
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
