@@ -140,7 +140,7 @@ class WorkChunk:
             return [places[i] for i in rng.shuffled(rng.key(seed, "places"), len(places)).tolist()]
         if self._sequence is not None:
             return self._sequence
-        interleave = Interleave(held)
+        interleave = Interleave.of(held)
         return [interleave.names[c] for c in interleave.order(0, sum(held.values())).tolist()]
 
     def state_dict(self) -> dict[str, Any]:

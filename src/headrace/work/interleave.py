@@ -4,9 +4,8 @@ A pure function of the shares and of the position. Of the first `n` samples, eac
 from share x `n`, for every `n`, any number of components and any shares; every question (`counts`, `order`, `select`) is
 answered at any distance without walking there.
 
-* One component: all places are its own.
-* Two: a closed form (`beatty.py`), error at most 1/2.
-* Three or four: two pairs; places are split between the pairs, then in each. Error at most (1 + w) / 2, `w` a share in its pair.
+* A few components (two to about eight): splits in closed form (`beatty.py`) within splits, where a tree keeps every error
+  below one (`tree.py`). Two components are off by at most one half.
 * More: earliest deadline first (`deadlines.py`), after components too rare for its blocks were split off as a second group.
 
 Components are numbered in the order of their names, so nothing depends on the order in which datasets are listed.
@@ -14,8 +13,9 @@ Components are numbered in the order of their names, so nothing depends on the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from headrace.work.beatty import Beatty
 from headrace.work.deadlines import DeadlineGroup
 from headrace.work.mixture import exact_shares
+from headrace.work.tree import Tree, best_tree
 
 _RARE: Final = 1 << 14
 """A component of share below 1 / _RARE is rare: with it, blocks would have to be longer than this."""
@@ -95,18 +96,29 @@ class Split:
 
 
 class Interleave:
-    """The sequence of a mixture. `names` lists the components with positive weight, in the order of their numbers."""
+    """The sequence of a mixture. `names` lists the components with positive weight, in the order of their numbers.
+
+    It is a value: what it remembers only saves work, may be shared between threads, and does not travel when pickled.
+    """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = dict(weights)
         shares, self.denominator = exact_shares(weights)
         self.names = tuple(shares)
         self.numerators = tuple(shares.values())
-        members = _arrange(self.numerators, self.denominator)
-        self._group, listed = members
+        self._group, listed = _arrange(self.numerators, self.denominator)
         self._listed = listed
         self._where = {component: at for at, component in enumerate(listed)}
         self._straight = listed == sorted(listed)
         self._number = np.array(listed, np.int32)
+
+    @classmethod
+    def of(cls, weights: Mapping[str, float]) -> Interleave:
+        """The sequence of these weights, shared with whoever else asked for it lately."""
+        return _interleave(tuple(sorted(weights.items())))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _interleave, (tuple(sorted(self._weights.items())),)
 
     def counts(self, n: int) -> list[int]:
         """Samples of each component among the first `n`."""
@@ -133,34 +145,41 @@ class Interleave:
         return -(-number * self.denominator // self.numerators[component])
 
 
-def _arrange(numerators: tuple[int, ...], q: int) -> tuple[Group, list[int]]:
+@lru_cache(maxsize=16)
+def _interleave(weights: tuple[tuple[str, float], ...]) -> Interleave:
+    return Interleave(dict(weights))
+
+
+def _arrange(numerators: Sequence[int], q: int) -> tuple[Group, list[int]]:
     """The groups, and the components in the order of their members."""
-    k = len(numerators)
-    if k <= 2:
-        return _small(numerators, list(range(k)), q)
-    by_weight = sorted(range(k), key=lambda c: (-numerators[c], c))
-    if k <= 4:
-        first, second = sorted([by_weight[0], *by_weight[3:]]), sorted(by_weight[1:3])
-    else:
-        second = sorted(c for c in by_weight if numerators[c] * _RARE < q)
-        first = sorted(c for c in by_weight if numerators[c] * _RARE >= q)
-        if not first or not second:
-            listed = first or second
-            return DeadlineGroup([numerators[c] for c in listed], Beatty(q, q, 0)), listed
-    part = Beatty.split(sum(numerators[c] for c in first), q)
-    one, two = _group(numerators, first, part), _group(numerators, second, part.rest)
+    everything = list(range(len(numerators)))
+    tree = best_tree(numerators, exact_root=True)
+    if tree is not None:
+        return _planted(tree, numerators, everything)
+    often = [c for c in everything if numerators[c] * _RARE >= q]
+    seldom = [c for c in everything if numerators[c] * _RARE < q]
+    if not often or not seldom:
+        return DeadlineGroup(numerators, Beatty(q, q, 0)), everything
+    part = Beatty.split(sum(numerators[c] for c in often), q)
+    (one, first), (two, second) = _shared(numerators, often, part), _shared(numerators, seldom, part.rest)
     return Split(part, one, two, len(first)), [*first, *second]
 
 
-def _group(numerators: tuple[int, ...], members: list[int], clock: Beatty) -> Group:
-    """A group of any size on the places of `clock`."""
-    if len(members) <= 2:
-        return _small(tuple(numerators[c] for c in members), members, sum(numerators[c] for c in members))[0]
-    return DeadlineGroup([numerators[c] for c in members], clock)
+def _shared(numerators: Sequence[int], members: list[int], clock: Beatty) -> tuple[Group, list[int]]:
+    """A group on the places of `clock`."""
+    own = [numerators[c] for c in members]
+    tree = best_tree(own, exact_root=False)
+    return (DeadlineGroup(own, clock), members) if tree is None else _planted(tree, own, members)
 
 
-def _small(numerators: tuple[int, ...], members: list[int], total: int) -> tuple[Group, list[int]]:
-    """One or two members."""
-    if len(members) == 1:
-        return Single(), members
-    return Split(Beatty.split(numerators[0], total), Single(), Single(), 1), members
+def _planted(tree: Tree, weights: Sequence[int], members: Sequence[int]) -> tuple[Group, list[int]]:
+    """Splits within splits, and the components in the order of their leaves."""
+    if isinstance(tree, int):
+        return Single(), [members[tree]]
+    (one, first), (two, second) = (_planted(side, weights, members) for side in tree)
+    weight = [sum(weights[leaf] for leaf in _leaves(side)) for side in tree]
+    return Split(Beatty.split(weight[0], sum(weight)), one, two, len(first)), [*first, *second]
+
+
+def _leaves(tree: Tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else [leaf for side in tree for leaf in _leaves(side)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.work.interleave import Interleave
 from headrace.work.repeat import Repetition
@@ -45,10 +46,14 @@ class Timeline:
     """Segments of one stream, found as far as asked for."""
 
     def __init__(self, eras: Sequence[Era], sizes: Mapping[str, int], repetition: Repetition) -> None:
+        self._eras = list(eras)
         self._sizes = dict(sizes)
         self._repetition = repetition
         self._found: list[Segment] = []
         self._more = self._segments(eras)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Timeline, (self._eras, self._sizes, self._repetition)
 
     def total(self) -> int | None:
         """Samples in the stream; None without end."""
@@ -105,7 +110,7 @@ class Timeline:
                 weights = {n: w for n, w in era.weights.items() if w > 0 and n not in left}
                 if not weights:
                     return
-                interleave = Interleave(weights)
+                interleave = Interleave.of(weights)
                 end, name = self._end(interleave, before)
                 stop = None if end is None else start + end
                 if until is not None and (stop is None or stop >= until):
