@@ -23,7 +23,6 @@ from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fi
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.observe.summary import PipelineSummary, summarize
 from headrace.ops.batch import Batch
-from headrace.ops.decode import DecodeText
 from headrace.ops.fetch import Fetch, SharedReaders
 from headrace.ops.map import Filter, MapBatch, MapBlock, MapTransform, Materialize, Select, require_callable
 from headrace.ops.pack.flat import PackFlat
@@ -104,6 +103,8 @@ class Pipeline:
         **settings: Any,
     ) -> Pipeline:
         """Bytes to text: `fields=("text",)`, `encoding`, `errors`, `normalize_newlines`, `lowercase`."""
+        from headrace.ops.decode import DecodeText
+
         return self._add(DecodeText(**settings), parallelism, placement, on_error)
 
     def map_transform(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -96,8 +98,8 @@ def test_without_order_a_resumed_run_still_delivers_each_once(recipe: Recipe, st
         recipe.shards, recipe.weights, recipe.source, keep=recipe.keep, batch=recipe.batch, lanes=recipe.lanes
     )
     options: dict[str, Any] = {"deterministic": False, "micro_batch": 3, "cut_every": cut, "auto_validation": "off"}
-    whole = stream(simple, runner="inline", auto_validation="off")
-    flat = sorted(row for item in whole for row in (item if recipe.batch else [item]))
+    whole = stream(replace(simple, batch=None), runner="inline", auto_validation="off")
+    flat = sorted(whole)
     got: list[Any] = []
     state = None
     for taken in [*stops, None]:
@@ -109,9 +111,8 @@ def test_without_order_a_resumed_run_still_delivers_each_once(recipe: Recipe, st
         state = pipeline.checkpoint()
         iterator.close()
     rows = sorted(row for item in got for row in (item if recipe.batch else [item]))
-    assert len(rows) == len(set(rows))
-    assert set(rows) <= set(flat)
+    assert Counter(rows) <= Counter(flat)
     if not (recipe.batch and recipe.batch.get("drop_last", True)):
         assert rows == flat
     else:
-        assert len(rows) == len(flat)
+        assert len(flat) - len(rows) < recipe.lanes * recipe.batch["microbatch_size"]

@@ -24,7 +24,7 @@ from headrace.core.checkpoint import LaneState, Span
 from headrace.core.lanes import Topology, Turn
 from headrace.core.message import Cut, Item, Message
 from headrace.core.plan import Plan, Stage
-from headrace.errors import OperatorError, RecordError
+from headrace.errors import DataError, OperatorError, RecordError
 from headrace.observe.counters import Counters, OperatorCounters
 from headrace.observe.summary import EngineSummary, summarize_engine
 from headrace.options import RuntimeOptions
@@ -209,9 +209,8 @@ class Engine:
             f"operator {fault.operator!r} failed on {self._locate(fault.ids)}: {fault.cause}. "
             "Fix the record, or let it pass with on_error='skip' or 'quarantine'."
         )
-        kind = RecordError if isinstance(fault.original, ValueError | TypeError) else OperatorError
-        error = kind(message)
-        if fault.original is None:
+        error = (RecordError if isinstance(fault.original, DataError) else OperatorError)(message)
+        if fault.original is None or fault.original.__traceback__ is None:
             error.add_note(fault.trace)
         return error
 

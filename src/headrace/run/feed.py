@@ -1,6 +1,6 @@
 """The source end of a lane: chunks become blocks of pointers, with cuts at fixed positions in between.
 
-Cuts depend on the recipe only: one every `CUT_EVERY` samples of the lane, and one with `flush` at the start of every
+Cuts depend on the recipe only: one every `cut_every` samples of the lane, and one with `flush` at the start of every
 `flush_every`-th chunk. Blocks end at cuts, and are otherwise as large as the run likes.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, Block, Ints, Origin
 from headrace.core.message import Cut, End, Message
-from headrace.core.plan import CUT_EVERY, Plan
+from headrace.core.plan import Plan
 
 
 class Drawn(Protocol):
@@ -52,7 +52,7 @@ class LaneFeed:
 
     def messages(self, chunk: int, offset: int, position: int, on_block: Callable[[Ints], None]) -> Iterator[Message]:
         """Blocks and cuts from sample `offset` of `chunk` on. `on_block` sees the pointers of every block handed out."""
-        first = position
+        first, every = position, self._plan.cut_every
         while True:
             self._sources[chunk] = self._source.state()
             drawn = self._source.draw()
@@ -64,9 +64,9 @@ class LaneFeed:
                 flush = (
                     offset == 0 and chunk > 0 and bool(self._plan.flush_every) and chunk % self._plan.flush_every == 0
                 )
-                if position > first and (flush or position % CUT_EVERY == 0):
+                if position > first and (flush or position % every == 0):
                     yield Cut(self.lane, chunk, offset, position, flush)
-                take = min(self._plan.micro_batch, len(ids) - offset, CUT_EVERY - position % CUT_EVERY)
+                take = min(self._plan.micro_batch, len(ids) - offset, every - position % every)
                 part = ids[offset : offset + take]
                 on_block(part)
                 yield Block(self.lane, Origin(part), {})

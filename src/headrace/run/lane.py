@@ -123,9 +123,7 @@ class Lane:
             if isinstance(result, Item):
                 yield result
             else:
-                block = self._shop.settle(result, stage)
-                if len(block):
-                    yield block
+                yield from self._settled([result], stage)
         for _, message in passing:
             yield message
 
@@ -168,6 +166,8 @@ class Lane:
             block = self._shop.settle(result, stage)
             if len(block):
                 yield block
+            if result.failure is not None:
+                raise result.failure
 
     def _stateful(self, node: Node, accumulator: Accumulator, upstream: Iterator[Message]) -> Iterator[Message]:
         """Blocks through the accumulator; a cut takes the accumulator's state along."""

@@ -6,6 +6,7 @@ records that were refused, so that counting, limits and quarantine happen in one
 
 from __future__ import annotations
 
+import pickle
 import time
 import traceback
 from collections.abc import Sequence
@@ -42,14 +43,24 @@ class RecordFault(Exception):
     """A record that an operator refused, on its way to the thread that knows the datasets' names."""
 
     def __init__(
-        self, operator: str, ids: list[int], cause: str, trace: str, original: Exception | None = None
+        self, operator: str, ids: list[int], original: Exception | None, cause: str = "", trace: str = ""
     ) -> None:
-        super().__init__(operator, ids, cause, trace)
-        self.operator, self.ids, self.cause, self.trace = operator, ids, cause, trace
-        self.original = original
+        super().__init__(operator, ids)
+        self.operator, self.ids, self.original = operator, ids, original
+        self.cause = cause or f"{type(original).__name__}: {original}"
+        self.trace = trace or ("" if original is None else "".join(traceback.format_exception(original)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RecordFault, (self.operator, self.ids, self.cause, self.trace)
+        return RecordFault, (self.operator, self.ids, _sendable(self.original), self.cause, self.trace)
+
+
+def _sendable(error: Exception | None) -> Exception | None:
+    """The exception, if it survives the way to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own object, to see whether it travels
+    except Exception:  # noqa: BLE001  a user's exception may fail in any way; its text travels instead
+        return None
+    return error
 
 
 @dataclass(slots=True)
@@ -61,6 +72,8 @@ class StageResult:
     faults: list[Fault] = field(default_factory=list)
     span: tuple[int, int, int] = (0, 0, 0)
     """Chunk, offset and number of the samples that the block began with."""
+    failure: RecordFault | None = None
+    """Raised after the block, which then ends before the record that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class StageFunction:
         stats: list[OpStat] = []
         faults: list[Fault] = []
         span = (*block.origin.ids[0, [CHUNK, OFFSET]].tolist(), len(block)) if len(block) else (0, 0, 0)
-        before = time.perf_counter_ns()
+        before, failure = time.perf_counter_ns(), None
         for name, function, policy in self._steps:
             self.where = name
             bad, rows_in = BadRows(), len(block)
@@ -98,22 +111,26 @@ class StageFunction:
                 raise
             except Exception as error:
                 raise _whole_block_fault(name, block, error) from error
-            if bad.rows:
+            if bad.rows and policy == "raise":
+                # the records before the failed one still go out, however the stream was cut into blocks
+                at = min(bad.rows)
+                failure = _record_fault(name, block, at, bad.errors[bad.rows.index(at)])
+                out = function(block.slice(0, at), BadRows()) if at else block.slice(0, 0)
+            elif bad.rows:
                 out = _settle(name, policy, block, out, bad, faults)
             block = out
             now = time.perf_counter_ns()
             stats.append(OpStat(rows_in, len(block), now - before))
             before = now
-        return StageResult(block, stats, faults, span)
+            if not len(block):
+                stats += [OpStat(0, 0, 0)] * (len(self._steps) - len(stats))
+                break
+        return StageResult(block, stats, faults, span, failure)
 
 
 def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, faults: list[Fault]) -> Block:
     """Apply the policy to the rows that `name` refused."""
     order = np.argsort(bad.rows, kind="stable").tolist()
-    if policy == "raise":
-        at, error = bad.rows[order[0]], bad.errors[order[0]]
-        ids = block.origin.slice(at, at + 1).ids[0].tolist()
-        raise RecordFault(name, ids, _cause(error), _trace(error), error) from error
     payloads = block.payloads() if policy == "quarantine" and (block.columns or block.rows) else None
     drops = []
     for k in order:
@@ -126,17 +143,18 @@ def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, 
     return out.dropping(*drops)
 
 
+def _record_fault(name: str, block: Block, row: int, error: Exception) -> RecordFault:
+    ids = block.origin.slice(row, row + 1).ids[0].tolist()
+    return RecordFault(name, ids, error)
+
+
 def _whole_block_fault(name: str, block: Block, error: Exception) -> RecordFault:
     ids = block.origin.ids[0].tolist() if len(block.origin.ids) else []
-    return RecordFault(name, ids, _cause(error), _trace(error), error)
+    return RecordFault(name, ids, error)
 
 
 def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _trace(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 def _json(payload: Any) -> bytes:
