@@ -18,6 +18,7 @@ from headrace.ops.shuffle import Shuffle
 PACKERS = {
     "wrap": PackFlat(16, algorithm="wrap", pad_token_id=0),
     "first-fit": PackFlat(16, num_bins=3, pad_token_id=0),
+    "best-fit-wrap": PackFlat(16, pad_token_id=0, algorithm="best_fit_wrap", candidate_pool_size=5),
     "best-fit": PackFlat(16, num_bins=3, pad_token_id=0, algorithm="best_fit", emit_positions=False),
 }
 lengths = st.lists(st.integers(0, 40), max_size=60)

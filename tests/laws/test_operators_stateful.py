@@ -29,8 +29,18 @@ OPERATORS: dict[str, Any] = {
     "wrap-capped": PackFlat(16, algorithm="wrap", pad_token_id=0, max_sequences_per_bin=2),
     "first-fit": PackFlat(16, num_bins=3, pad_token_id=0),
     "first-fit-capped": PackFlat(16, num_bins=5, pad_token_id=0, max_sequences_per_bin=2, flush_strategy="fullest"),
+    "first-fit-many": PackFlat(16, num_bins=12, pad_token_id=0, max_sequences_per_bin=2),
     "first-fit-room": PackFlat(16, num_bins=4, pad_token_id=0, min_sequence_length=4),
     "best-fit": PackFlat(16, num_bins=4, pad_token_id=9, algorithm="best_fit"),
+    "best-fit-wrap": PackFlat(16, pad_token_id=0, algorithm="best_fit_wrap", candidate_pool_size=4),
+    "best-fit-wrap-capped": PackFlat(
+        16,
+        pad_token_id=0,
+        algorithm="best_fit_wrap",
+        candidate_pool_size=3,
+        max_sequences_per_bin=2,
+        max_candidate_age=5,
+    ),
     "first-fit-random": PackFlat(16, num_bins=3, pad_token_id=0, shuffle_strategy="random", shuffle_seed=4),
     "wrap-length": PackFlat(16, algorithm="wrap", shuffle_strategy="length"),
 }

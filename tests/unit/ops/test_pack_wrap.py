@@ -150,6 +150,12 @@ def test_restoring_other_tokens_is_an_error() -> None:
         ({"algorithm": "best_fit", "num_bins": 4}, "'best_fit' pads rows, so it needs pad_token_id"),
         ({"drop_oversized": True}, "drop_oversized=True has no meaning"),
         ({"max_sequences_per_bin": 3}, "closes rows early, so it needs pad_token_id"),
+        ({"candidate_pool_size": 5}, "candidate_pool_size must be at least 1, and is for 'best_fit_wrap' only"),
+        (
+            {"algorithm": "best_fit_wrap", "pad_token_id": 0, "max_candidate_age": 0},
+            "max_candidate_age must be at least 1",
+        ),
+        ({"algorithm": "best_fit_wrap"}, "'best_fit_wrap' pads rows, so it needs pad_token_id"),
         ({"shuffle_strategy": "sorted"}, "unknown shuffle_strategy 'sorted'"),
         ({"flush_strategy": "lifo"}, "unknown flush_strategy 'lifo'"),
     ],

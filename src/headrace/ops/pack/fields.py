@@ -119,7 +119,8 @@ class AlignedFields:
                 f"no token ids: looked for {looked}, the record has {has}",
                 "tokenize before packing, or name the field with tokens_field=",
             )
-        self.tokens, self.dtypes = name, {name: None}
+        self.tokens = name
+        self.dtypes = dict.fromkeys([name])
         return name
 
     def _learn(self, block: Block, columns: dict[str, Column], row: int) -> None:

@@ -1,12 +1,13 @@
 """`pack_flat`: documents into rows of exactly `max_length` tokens.
 
-    algorithm    cuts documents          padding             left at a flush
-    wrap         at every row end        none (flush: tail)  one row, padded; dropped and counted without pad_token_id
-    first_fit    never                   yes                 every open bin
-    best_fit     never                   yes, less           every open bin
+    algorithm      cuts documents        padding             left at a flush
+    wrap           at every row end      none (flush: tail)  one row, padded; dropped and counted without pad_token_id
+    best_fit_wrap  at most once a row    none (flush: tail)  the pool, in tight rows, the last one padded
+    first_fit      never                 yes                 every open bin
+    best_fit       never                 yes, less           every open bin
 
 Whatever the algorithm: tokens in = tokens out + counted drops; an empty document is dropped and counted; a document
-longer than a row is cut by `wrap` and otherwise dropped and counted, or an error with `drop_oversized=False`.
+longer than a row is cut by the two that wrap and otherwise dropped and counted, or an error with `drop_oversized=False`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headrace.core.tokens import PADDING, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError
 from headrace.ops.pack.assemble import assemble_rows
 from headrace.ops.pack.best_fit import BestFit
+from headrace.ops.pack.best_fit_wrap import BestFitWrapPacker, PoolRules
 from headrace.ops.pack.bins import BinPacker, BinRules
 from headrace.ops.pack.fields import AlignedFields
 from headrace.ops.pack.first_fit import FirstFit
@@ -27,14 +29,16 @@ from headrace.ops.pack.ordered import OrderedPacker
 from headrace.ops.pack.shape import RowShape
 from headrace.ops.pack.wrap import WrapPacker
 
-PackingAlgorithm = Literal["first_fit", "best_fit", "wrap"]
+PackingAlgorithm = Literal["first_fit", "best_fit", "wrap", "best_fit_wrap"]
 ShuffleStrategy = Literal["random", "length"]
 FlushStrategy = Literal["fifo", "fullest"]
 
 _NAME: Final = "pack_flat"
-_CUTTING: Final = ("wrap",)
+_CUTTING: Final = ("wrap", "best_fit_wrap")
 _FITTINGS: Final = {"first_fit": FirstFit, "best_fit": BestFit}
 _BINNING: Final = tuple(_FITTINGS)
+_POOL_SIZE: Final = 1024
+_AGE_PER_CANDIDATE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,14 @@ class PackFlat:
     shuffle_strategy: ShuffleStrategy | None = None
     shuffle_seed: int | None = None
     flush_strategy: FlushStrategy = "fifo"
+    candidate_pool_size: int | None = None
+    max_candidate_age: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         cutting = self.algorithm in _CUTTING
-        uncapped = cutting and self.max_sequences_per_bin is None
+        wrap = self.algorithm == "wrap"
+        pooled = self.algorithm == "best_fit_wrap"
         problems = [
             (self.max_length <= 0, f"max_length must be at least 1, found {self.max_length}"),
             (
@@ -80,10 +87,22 @@ class PackFlat:
                 f"{self.algorithm!r} cuts long documents, so drop_oversized=True has no meaning",
             ),
             (
-                self.pad_token_id is None and not uncapped,
-                f"{self.algorithm!r} pads rows, so it needs pad_token_id"
-                if not cutting
-                else "max_sequences_per_bin closes rows early, so it needs pad_token_id",
+                self.pad_token_id is None and not wrap,
+                f"{self.algorithm!r} pads rows, so it needs pad_token_id",
+            ),
+            (
+                self.pad_token_id is None and wrap and self.max_sequences_per_bin is not None,
+                "max_sequences_per_bin closes rows early, so it needs pad_token_id",
+            ),
+            *(
+                (
+                    value is not None and (not pooled or value <= 0),
+                    f"{name} must be at least 1, and is for 'best_fit_wrap' only; found {value} with {self.algorithm!r}",
+                )
+                for name, value in (
+                    ("candidate_pool_size", self.candidate_pool_size),
+                    ("max_candidate_age", self.max_candidate_age),
+                )
             ),
             (
                 self.shuffle_strategy not in (None, "random", "length"),
@@ -124,6 +143,8 @@ class PackFlat:
         packer: Accumulator
         if self.algorithm == "wrap":
             packer = WrapPacker(self._fields(), self._shape(), self.max_sequences_per_bin, lane)
+        elif self.algorithm == "best_fit_wrap":
+            packer = BestFitWrapPacker(self._pool_rules(), self._fields(), self._shape(), lane)
         else:
             packer = BinPacker(_FITTINGS[self.algorithm], self._rules(), self._fields(), self._shape(), lane)
         if self.shuffle_strategy is None:
@@ -145,6 +166,10 @@ class PackFlat:
             fullest_first=self.flush_strategy == "fullest",
             drop_oversized=self.drop_oversized is not False,
         )
+
+    def _pool_rules(self) -> PoolRules:
+        size = self.candidate_pool_size or _POOL_SIZE
+        return PoolRules(size, self.max_candidate_age or _AGE_PER_CANDIDATE * size, self.max_sequences_per_bin)
 
     def _shape(self) -> RowShape:
         return RowShape(self.max_length, self.pad_token_id, self.emit_positions)
