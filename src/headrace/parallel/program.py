@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.parallel.action import Action, Kind, leaves
+from headrace.parallel.action import Action, Kind
 from headrace.parallel.schedule import Schedule
 
 NOTHING = -1
@@ -54,15 +54,8 @@ class Program:
             need = own + m + size if stage < last else own
             return Operation(need, own + size, stage - 1 if stage and crosses[stage - 1] else NOTHING, kind, stage)
 
-        actions = tuple(tuple(a for a in row if a.is_compute) for row in schedule.rows)
-        rows = tuple(tuple(tuple(translate(leaf) for leaf in a.leaves()) for a in row) for row in actions)
+        actions = schedule.rows if not schedule.is_lowered else schedule.compute_only().rows
+        rows = tuple(
+            tuple([tuple(map(translate, a.parts)) if a.parts else (translate(a),) for a in row]) for row in actions
+        )
         return Program(schedule, rows, actions)
-
-
-def counts(schedule: Schedule) -> dict[Kind, int]:
-    """How many leaves of each kind a schedule holds."""
-    result: dict[Kind, int] = {}
-    for row in schedule.rows:
-        for leaf in leaves(row):
-            result[leaf.kind] = result.get(leaf.kind, 0) + 1
-    return result
