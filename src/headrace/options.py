@@ -49,6 +49,8 @@ class RuntimeOptions:
             `max_workers`, "global" divides `max_workers` over the stages, "autotune" moves workers while running.
         deterministic: False lets the first stage release blocks as they finish. A checkpoint then records that order.
         micro_batch: rows in a block that one worker takes at a time.
+        cut_every: samples of a lane between the points that a checkpoint can rest on. What a restore may have to run again,
+            beside the records that operators held. Never changes the data, nor whether a checkpoint restores.
         prefetch_batches: finished batches prepared ahead; None derives it from the workers.
         prefetch_bytes: bound on the bytes of those batches.
         flush_every_k_chunks: not given means 8 where a pipeline reorders or regroups records; None or 0 means never.
@@ -68,6 +70,7 @@ class RuntimeOptions:
     max_workers: int | None = None
     deterministic: bool = True
     micro_batch: int = 256
+    cut_every: int = 1024
     prefetch_batches: int | None = None
     prefetch_bytes: int = 256 << 20
     default_stage_prefetch: int | None = None
@@ -193,6 +196,7 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
 _AT_LEAST: Final = {
     "max_workers": 1,
     "micro_batch": 1,
+    "cut_every": 1,
     "prefetch_batches": 1,
     "prefetch_bytes": 1,
     "default_stage_prefetch": 1,

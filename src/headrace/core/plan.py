@@ -15,9 +15,6 @@ from headrace.core.op import Fields
 from headrace.errors import ConfigError
 from headrace.options import FLUSH_EVERY, OnError, RuntimeOptions, Unset
 
-CUT_EVERY: Final = 1024
-"""Samples of a lane between cuts: what a restore may have to run again, beside the records that operators held."""
-
 DEFAULT_PARALLELISM: Final = {
     "fetch": 4,
     "tokenize": 4,
@@ -86,6 +83,7 @@ class Plan:
     stages: tuple[Stage, ...]
     fields: Fields
     micro_batch: int
+    cut_every: int
     prefetch: int
     flush_every: int
     batched: bool
@@ -113,6 +111,7 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
         stages=tuple(stages),
         fields=projection(nodes),
         micro_batch=options.micro_batch,
+        cut_every=options.cut_every,
         prefetch=options.prefetch_batches or max(16, 4 * total),
         flush_every=_flush_every(nodes, options),
         batched=any(node.op.name == "batch" for node in nodes),
