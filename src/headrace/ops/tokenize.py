@@ -22,6 +22,7 @@ from headrace.core.block import Block, Column, Drop, Ints, Origin, Ragged
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.errors import ConfigError, InternalError, UnknownOptionError
 from headrace.ops.tokenizer.gate import EncoderChoice, choose_encoder
+from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
 from headrace.ops.tokenizer.load import load_tokenizer
 from headrace.ops.tokenizer.rows import cut, pad, split, wrap
 from headrace.ops.tokenizer.seam import Encoder, SpecialIds, Tokenizer, default_affixes
@@ -242,13 +243,13 @@ class _TokenizeWorker:
 
     def _spot_check(self, texts: list[str], ids: Ragged, origin: Origin) -> None:
         """Compare a few documents, chosen by their identity, with the reference: a difference stops the run."""
-        choice = self._op.choice
-        if choice is None or not choice.fast or origin.rows is not None:
+        choice, tokenizer = self._op.choice, self._op.loaded
+        if choice is None or not choice.fast or origin.rows is not None or not isinstance(tokenizer, JsonTokenizer):
             return
         for row in np.flatnonzero(_is_spot(origin.ids)).tolist():
             if len(texts[row]) > SPOT_BYTES:
                 continue
-            if not np.array_equal(self._op.loaded.encode([texts[row]]).values, ids[row]):
+            if tokenizer.reference.encode_one(texts[row]) != ids[row].tolist():
                 raise InternalError(
                     f"tokenize: {choice.name} and the reference give unequal ids for dataset {origin.ids[row, 0]}, shard "
                     f"{origin.ids[row, 1]}, row {origin.ids[row, 2]} ({texts[row][:60]!r}); pass encoder='reference' and start anew"

@@ -1,15 +1,18 @@
 """Which encoder a run may use, decided before it starts, on the user's own text.
 
-Both encoders encode a sample of the corpus and a set of hard strings. Any difference, error or missing library, and the
-reference is used; the reason is kept for explain(). The outcome is computed once, in the parent, and travels to the workers.
+A fast encoder and the reference encode a sample of the corpus and a set of hard strings. Any difference, error or missing
+library, and the next fast encoder is tried, and the reference used if none is left; the reason is kept for explain(). The
+outcome is computed once, in the parent, and travels to the workers.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from headrace.core.block import Ragged
 from headrace.errors import ConfigError, UnknownOptionError
@@ -19,8 +22,14 @@ from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
 from headrace.ops.tokenizer.seam import Encoder, Tokenizer
 
 Preference = Literal["auto", "reference", "fast"]
-SAMPLE_BYTES = 1 << 20
-"""The sample stops at so many characters: the reference needs 0.2 s for a million."""
+SAMPLE_CHARACTERS = 1000
+"""The gate reads the head of each sample text: many documents say more than much of one, and 256 heads take 0.1 s."""
+
+
+RENEW_CHARACTERS = 1 << 30
+"""A fast encoder is made anew after so much text, because its cache of words only grows."""
+FAST: dict[str, str] = {"gigatoken": "fast_gigatoken.GigatokenEncoder", "fastokens": "fast_fastokens.FastokensEncoder"}
+"""Fast libraries in the order in which they are tried: import name, and the class here that drives it."""
 
 
 @dataclass(frozen=True)
@@ -28,33 +37,37 @@ class EncoderChoice:
     """The outcome of the gate: `name` of the library, and the `reason` in words. Pickles."""
 
     tokenizer: Tokenizer
-    fast: bool
     name: str
     reason: str
+    library: str | None = None
+    """Import name of the fast library, or None for the reference."""
+    spare: list[Encoder] = field(default_factory=list, repr=False, compare=False)
+    """The encoder that the gate made, for the first `build()` of this process."""
+
+    @property
+    def fast(self) -> bool:
+        """True if a fast library passed."""
+        return self.library is not None
 
     def build(self) -> Encoder:
         """An encoder for one thread."""
-        if self.fast and isinstance(self.tokenizer, JsonTokenizer):
-            return GuardedEncoder(lambda: _make_fast(self.tokenizer), self.tokenizer.reference)
-        return getattr(self.tokenizer, "reference", None) or _Named(self.tokenizer)
+        if self.library is not None and isinstance(self.tokenizer, JsonTokenizer):
+            return GuardedEncoder(self._fast, self.tokenizer.reference, RENEW_CHARACTERS)
+        return getattr(self.tokenizer, "reference", self.tokenizer)
 
+    def _fast(self) -> Encoder:
+        assert self.library is not None
+        try:
+            return self.spare.pop()
+        except IndexError:
+            return _make_fast(self.library, self.tokenizer)
 
-@dataclass(frozen=True)
-class _Named:
-    """A Tokenizer as an Encoder."""
-
-    tokenizer: Tokenizer
-
-    @property
-    def name(self) -> str:
-        return self.tokenizer.name
-
-    def encode(self, texts: Sequence[str]) -> Ragged:
-        return self.tokenizer.encode(texts)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "spare": []}
 
 
 def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str] = (), prefer: Preference = "auto") -> EncoderChoice:
-    """The fast encoder if it encodes `sample` and the hard strings to the reference's ids, else the reference.
+    """The first fast encoder that encodes `sample` and the hard strings to the reference's ids, else the reference.
 
     `prefer="fast"` makes a refusal a ConfigError; `prefer="reference"` asks nothing. `sample`: about 256 texts of the
     corpus; without any, "auto" stays with the reference.
@@ -65,56 +78,58 @@ def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str] = (), prefer: Pre
         return _refused(tokenizer, prefer, tokenizer.name, "a tokenizer object encodes by itself")
     reference = tokenizer.reference.name
     if prefer == "reference":
-        return EncoderChoice(tokenizer, False, reference, "asked for")
+        return EncoderChoice(tokenizer, reference, "asked for")
     if prefer == "auto" and not sample:
-        return EncoderChoice(tokenizer, False, reference, "no sample of the corpus to compare encoders on")
-    difference = _difference(tokenizer, _capped(sample))
-    if isinstance(difference, str):
-        return _refused(tokenizer, prefer, reference, difference)
-    name, texts = difference
-    return EncoderChoice(tokenizer, True, name, f"equal to {reference} on {texts} texts")
+        return EncoderChoice(tokenizer, reference, "no sample of the corpus to compare encoders on")
+    installed = [library for library in FAST if importlib.util.find_spec(library) is not None]
+    if tokenizer.normalizes:  # gigatoken 0.10 composes characters of newer Unicode than the reference does: try it last
+        installed.sort(key="gigatoken".__eq__)
+    if not installed:
+        return _refused(tokenizer, prefer, reference, f"none of {', '.join(FAST)} is installed (20 to 50 times faster)")
+    return _first_equal(tokenizer, installed, sample, prefer)
 
 
 def _refused(tokenizer: Tokenizer, prefer: Preference, name: str, why: str) -> EncoderChoice:
     if prefer == "fast":
         raise ConfigError(f"encoder='fast' cannot be used with tokenizer {tokenizer.name}: {why}; use encoder='auto'")
-    return EncoderChoice(tokenizer, False, name, why)
+    return EncoderChoice(tokenizer, name, why)
 
 
-def _difference(tokenizer: JsonTokenizer, sample: list[str]) -> str | tuple[str, int]:
-    """Why the fast encoder may not be used, or its name and the number of texts on which it agreed."""
-    if importlib.util.find_spec("gigatoken") is None:
-        return "gigatoken is not installed (pip install gigatoken: 20 to 90 times faster)"
-    texts = [*hard_strings(t["content"] for t in tokenizer.added_tokens), *sample]
+def _first_equal(
+    tokenizer: JsonTokenizer, libraries: list[str], sample: Sequence[str], prefer: Preference
+) -> EncoderChoice:
+    hard = hard_strings((t["content"] for t in tokenizer.added_tokens), tokenizer.normalizes)
+    texts = [*hard, *(text[:SAMPLE_CHARACTERS] for text in sample)]
+    with ThreadPoolExecutor(1) as pool:  # loading the one and encoding with the other take equally long
+        first = pool.submit(_try, libraries[0], tokenizer, texts)
+        wants = [tokenizer.reference.encode_one(text) for text in texts]
+    reasons: list[str] = []
+    for library in libraries:
+        outcome = first.result() if library == libraries[0] else _try(library, tokenizer, texts)
+        if not isinstance(outcome, str):
+            encoder, got = outcome
+            text = next((t for row, t in enumerate(texts) if got[row].tolist() != wants[row]), None)
+            if text is None:
+                why = "; ".join(
+                    [f"equal ids on {len(sample)} texts of this corpus and {len(hard)} hard strings", *reasons]
+                )
+                return EncoderChoice(tokenizer, encoder.name, why, library, [encoder])
+            outcome = f"{encoder.name} gives other ids for {text[:60]!r}"
+        reasons.append(outcome)
+    return _refused(tokenizer, prefer, tokenizer.reference.name, "; ".join(reasons))
+
+
+def _try(library: str, tokenizer: JsonTokenizer, texts: list[str]) -> tuple[Encoder, Ragged] | str:
+    """The encoder and its ids, or why it cannot be used."""
     try:
-        encoder = _make_fast(tokenizer)
-        got = encoder.encode(texts)
+        encoder = _make_fast(library, tokenizer)
+        return encoder, encoder.encode(texts)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException; any failure means: not this library
-        return f"gigatoken cannot use this tokenizer ({type(error).__name__}: {str(error)[:160]})"
-    for row, text in enumerate(texts):
-        want = tokenizer.reference.encode_one(text)
-        if got[row].tolist() != want:
-            where = "a hard string" if row < len(texts) - len(sample) else "a text of this corpus"
-            return f"{encoder.name} differs from {tokenizer.reference.name} on {where}: {text[:60]!r}"
-    return encoder.name, len(texts)
+        return f"{library} cannot use this tokenizer ({type(error).__name__}: {str(error)[:120].splitlines()[0]})"
 
 
-def _capped(sample: Sequence[str]) -> list[str]:
-    """Leading texts of the sample up to SAMPLE_BYTES characters, at least one."""
-    taken: list[str] = []
-    total = 0
-    for text in sample:
-        taken.append(text)
-        total += len(text)
-        if total >= SAMPLE_BYTES:
-            break
-    return taken
-
-
-def _make_fast(tokenizer: Tokenizer) -> Encoder:
-    from headrace.ops.tokenizer.fast import GigatokenEncoder
-
-    assert isinstance(tokenizer, JsonTokenizer)
-    return GigatokenEncoder(tokenizer)
+def _make_fast(library: str, tokenizer: Tokenizer) -> Encoder:
+    module, _, name = FAST[library].partition(".")
+    return getattr(importlib.import_module(f"headrace.ops.tokenizer.{module}"), name)(tokenizer)

@@ -18,9 +18,9 @@ log = logging.getLogger("headrace.tokenize")
 class GuardedEncoder:
     """A fast encoder with the reference behind it. One per thread."""
 
-    def __init__(self, make_fast: Callable[[], Encoder], reference: Encoder, renew_bytes: int | None = None) -> None:
-        """`renew_bytes`: make the fast encoder anew after so much text, because its cache only grows."""
-        self._make_fast, self._reference, self._renew = make_fast, reference, renew_bytes
+    def __init__(self, make_fast: Callable[[], Encoder], reference: Encoder, renew: int | None = None) -> None:
+        """`renew`: make the fast encoder anew after so many characters, because its cache only grows."""
+        self._make_fast, self._reference, self._renew = make_fast, reference, renew
         self._fast: Encoder | None = None
         self._seen = 0
         self.fallback: str | None = None

@@ -59,8 +59,31 @@ FIXED: Final = (
 )
 
 
-def hard_strings(added_tokens: Iterable[str] = ()) -> list[str]:
-    """The fixed strings, words of no language, and each of the tokenizer's added tokens inside text (up to 64 of them)."""
+MARKS: Final = (
+    "0300-036f 0483-0487 0591-05c7 0610-061a 064b-0670 06d6-06ed 0711-074a 07eb-07fd 0816-082d 0859-085b 0897-089f \
+08ca-08ff 093c-0954 09bc-09fe 0a3c-0a4d 0abc-0acd 0b3c-0b4d 0bcd 0c3c-0c56 0cbc-0ccd 0d3b-0d4d 0dca 0e38-0e4b 0eb8-0ecb \
+0f18-0fc6 1037-103a 108d 135d-135f 1714-1734 17d2-17dd 18a9 1939-193b 1a17-1a7f 1ab0-1aeb 1b34-1b73 1baa-1bf3 1c37 1cd0-1cf9 \
+1dc0-1dff 20d0-20f0 2cef-2cf1 2d7f-2dff 302a-302f 3099-309a a66f-a69f a6f0-a6f1 a806-a82c a8c4-a8f1 a92b-a953 a9b3-a9c0 \
+aab0-aaf6 abed fb1e fe20-fe2f 101fd 102e0 10376-1037a 10a0d-10a3f 10ae5-10ae6 10d24-10d27 10d69-10d6d 10eab-10eac 10efa-10eff \
+10f46-10f50 10f82-10f85 11046-1107f 110b9-110ba 11100-11173 111c0-111ca 11235-112ea 1133b-11374 113ce-113e2 11442-1145e \
+114c2-115c0 1163f-1172b 11839-11943 119e0 11a34-11a99 11c3f 11d42-11d97 11f41-11f42 1612f 16af0-16b36 16ff0-16ff1 1bc9e \
+1d165-1d1ad 1d242-1d244 1e000-1e02a 1e08f 1e130-1e2ef 1e4ec-1e6ff 1e8d0-1e94a"
+)
+"""Where characters that combine live, up to Unicode 17: libraries disagree on the order and composition of the newest."""
+
+
+def combining() -> list[str]:
+    """Each character of MARKS between marks that sort before and after it, a few to a text."""
+    points = [range(int(a, 16), int(b or a, 16) + 1) for a, _, b in (part.partition("-") for part in MARKS.split())]
+    cases = [f"a\u0301{chr(p)}\u0323 " for block in points for p in block]
+    return ["".join(cases[i : i + 60]) for i in range(0, len(cases), 60)]
+
+
+def hard_strings(added_tokens: Iterable[str] = (), normalizes: bool = False) -> list[str]:
+    """The fixed strings, words of no language, and each of the tokenizer's added tokens inside text (up to 64 of them).
+
+    `normalizes`: also every character on which normal forms depend.
+    """
     draw = random.Random(20_240_601)
     letters = "etaoinshrdluETAOIN0123456789 \u00e9\u00fc\u00f1\u4e2d\u6587'.,-_/\n"
     noise = ["".join(draw.choices(letters, k=length)) for length in (7, 40, 40, 200, 200, 1000)]
@@ -68,4 +91,4 @@ def hard_strings(added_tokens: Iterable[str] = ()) -> list[str]:
         chr(p) for p in draw.sample(range(0xE000, 0x1FFFF), 1500)
     )
     spelled = [f"a {t} b{t}c\n{t}{t} {t}" for t in list(added_tokens)[:64]]
-    return [*FIXED, *noise, points, " ".join(points), *spelled]
+    return [*FIXED, *noise, points, " ".join(points), *spelled, *(combining() if normalizes else [])]

@@ -54,9 +54,19 @@ class JsonTokenizer:
         return xxhash.xxh3_128_hexdigest(canonical(self.json) + (b"+special" if self.allow_special else b""))
 
     @functools.cached_property
+    def _outline(self) -> tuple[list[dict[str, Any]], bool]:
+        content = msgspec.json.decode(self.json)
+        return list(content.get("added_tokens") or []), "NF" in str(content.get("normalizer"))
+
+    @property
     def added_tokens(self) -> list[dict[str, Any]]:
         """The `added_tokens` of the file: id, content, special, ..."""
-        return list(msgspec.json.decode(self.json).get("added_tokens") or [])
+        return self._outline[0]
+
+    @property
+    def normalizes(self) -> bool:
+        """True if text passes a Unicode normalisation form first."""
+        return self._outline[1]
 
     def encode(self, texts: Sequence[str]) -> Ragged:
         """Ids by the reference encoder."""
