@@ -30,6 +30,7 @@ ShuffleAlgorithm = Literal["streaming", "block", "block_warmup"]
 _NAME: Final = "shuffle"
 _ALGORITHMS: Final = ("streaming", "block", "block_warmup")
 _DRAIN_ROWS: Final = 1024
+_AHEAD: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class StreamingShuffle:
         self._pool.clear()
         self._arrivals = 0
         self._first: list[int] = []
-        self._occupant: Ints = np.full(self._spec.buffer_size, -1, np.int64)  # arrival in each slot
+        self._occupant = [-1] * self._spec.buffer_size  # arrival in each slot
+        self._ahead: list[int] = []  # slots of the arrivals from `_ahead_from` on
+        self._ahead_from = 0
 
     def push(self, block: Block) -> list[Block]:
         """One record out for each in, once the buffer has grown."""
@@ -107,9 +110,9 @@ class StreamingShuffle:
             self._begin(_place(block.origin))
         out = self._exchange(len(block))
         self._pool.add(block)
-        if not len(out):
+        if not out:
             return [block.slice(0, 0).dropping(*block.drops)] if block.drops else []
-        leaving = self._pool.take(out)
+        leaving = self._pool.take(np.asarray(out))
         if self._pool.wasteful(self._size()):
             self._pool.keep(self._sorted())
         return [leaving.dropping(*block.drops) if block.drops else leaving]
@@ -149,21 +152,27 @@ class StreamingShuffle:
         self._first = first
         self._key = rng.key(self._spec.seed, _NAME, self._lane, *first)
 
-    def _exchange(self, count: int) -> Ints:
-        """Send the next arrivals to their slots; arrivals that leave for them, in order."""
-        arrivals = np.arange(self._arrivals, self._arrivals + count)
-        slots = self._slots(arrivals)
+    def _exchange(self, count: int) -> list[int]:
+        """Send the next arrivals to their slots; arrivals that leave for them, in order. A plain loop: it costs less than
+        sorting the slots so that numpy could tell a record that arrives and leaves within one block."""
+        arrival = self._arrivals
         self._arrivals += count
-        order = np.argsort(slots, kind="stable")
-        by_slot, arrived = slots[order], arrivals[order]
-        before = self._occupant[by_slot]
-        again = by_slot[1:] == by_slot[:-1]  # the record before is one of this same block
-        before[1:][again] = arrived[:-1][again]
-        last = np.append(~again, True)
-        self._occupant[by_slot[last]] = arrived[last]
-        leaving = np.empty(count, np.int64)
-        leaving[order] = before
-        return leaving[leaving >= 0]
+        occupant, leaving = self._occupant, []
+        for slot in self._next_slots(arrival, count):
+            before = occupant[slot]
+            occupant[slot] = arrival
+            arrival += 1
+            if before >= 0:
+                leaving.append(before)
+        return leaving
+
+    def _next_slots(self, arrival: int, count: int) -> list[int]:
+        """Slots of these arrivals, computed some thousands at a time: a hash of 64 positions costs as much as one of 1000."""
+        at = arrival - self._ahead_from
+        if at + count > len(self._ahead):
+            self._ahead_from, at = arrival, 0
+            self._ahead = self._slots(np.arange(arrival, arrival + max(count, _AHEAD))).tolist()
+        return self._ahead[at : at + count]
 
     def _slots(self, arrivals: Ints) -> Ints:
         """Slot of each arrival: a new one while the buffer grows, else a random one of those there are."""
@@ -179,18 +188,21 @@ class StreamingShuffle:
         return min(self._arrivals, start + max(self._arrivals - start, 0) // 2, size)
 
     def _sorted(self) -> Ints:
-        return np.sort(self._occupant[self._occupant >= 0])
+        occupants = np.asarray(self._occupant)
+        return np.sort(occupants[occupants >= 0])
 
     def _last_arrivals(self) -> Ints:
         """Find the occupant of every slot by reading arrivals backwards; return them ascending."""
+        found = np.full(self._spec.buffer_size, -1)
         missing, stop = self._size(), self._arrivals
         while missing and stop:
             begin = max(0, stop - max(1024, 2 * self._spec.buffer_size))
             arrivals = np.arange(begin, stop)[::-1]
             slots, first = np.unique(self._slots(arrivals), return_index=True)
-            new = self._occupant[slots] < 0
-            self._occupant[slots[new]] = arrivals[first[new]]
+            new = found[slots] < 0
+            found[slots[new]] = arrivals[first[new]]
             missing, stop = missing - int(new.sum()), begin
+        self._occupant = found.tolist()
         return self._sorted()
 
 

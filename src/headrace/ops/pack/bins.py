@@ -64,6 +64,7 @@ class BinPacker:
         self._open: dict[int, list[int]] = {}  # handles in each slot in use, oldest bin first
         self._rooms = [self._shape.max_length] * self._rules.num_bins
         self._free = list(range(self._rules.num_bins))  # a heap: the lowest slot is used first
+        self._held = 0  # documents in open bins
         self._pool.clear()
 
     def push(self, block: Block) -> list[Block]:
@@ -77,9 +78,10 @@ class BinPacker:
         if not fits.all():
             drops = (*drops, self._oversized(rows, lengths, ~fits))
         first = self._pool.add(_as_block(rows, self._lane))
+        self._held += int(np.count_nonzero(fits))
         closed = self._assign(lengths[fits].tolist(), (first + np.flatnonzero(fits)).tolist())
         out = [self._emit(closed)] if closed else []
-        if self._pool.wasteful(sum(map(len, self._open.values()))):
+        if self._pool.wasteful(self._held):
             self._pool.keep(self._handles())
         if drops:
             out = out or [Block(self._lane, Origin.empty(), {})]
@@ -119,7 +121,7 @@ class BinPacker:
         if held is None or not slots:
             return
         rows = self._fields.align(held)
-        first = self._pool.add(_as_block(rows, self._lane))
+        first, self._held = self._pool.add(_as_block(rows, self._lane)), len(slots)
         for number, (slot, length) in enumerate(zip(slots, np.diff(rows.offsets).tolist(), strict=True)):
             self._open.setdefault(slot, []).append(first + number)
             self._rooms[slot] -= length
@@ -160,7 +162,9 @@ class BinPacker:
         return closed
 
     def _close(self, slot: int, closed: list[list[int]]) -> None:
-        closed.append(self._open.pop(slot))
+        documents = self._open.pop(slot)
+        closed.append(documents)
+        self._held -= len(documents)
         self._rooms[slot] = self._shape.max_length
         self._fitting.update(slot, -1)
         heappush(self._free, slot)
