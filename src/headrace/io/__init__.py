@@ -3,6 +3,8 @@
 from headrace.io.dataset import Dataset
 from headrace.io.formats.base import Reader
 from headrace.io.formats.memory import InMemoryShard
+from headrace.io.index_builder import build_index
+from headrace.io.inspect import DatasetInspector
 from headrace.io.options import (
     ArrowOptions,
     CacheOptions,
@@ -17,6 +19,7 @@ __all__ = [
     "ArrowOptions",
     "CacheOptions",
     "Dataset",
+    "DatasetInspector",
     "InMemoryShard",
     "JsonlOptions",
     "ParquetOptions",
@@ -24,4 +27,5 @@ __all__ = [
     "Reader",
     "RowError",
     "StoreOptions",
+    "build_index",
 ]

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,7 +64,7 @@ def key_of(path: str, *parts: object) -> str:
 
 
 @contextlib.contextmanager
-def writing(target: Path) -> Iterator[IO[bytes]]:
+def writing(target: Path) -> Generator[IO[bytes]]:
     """A file that becomes `target` when the block ends well, and is removed when it does not."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".part", dir=target.parent)
@@ -79,7 +79,7 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Generator[None]:
     """One process and thread at a time. The lock file stays; it is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -17,7 +17,7 @@ import xxhash
 
 from headrace.core.block import Ints
 from headrace.errors import ConfigError
-from headrace.io.detect import choose_format, common_root, format_named
+from headrace.io.detect import choose_format, common_root, format_named, format_of
 from headrace.io.formats.base import Reader, ShardTable
 from headrace.io.formats.memory import InMemoryShard, MemoryReader, MemoryTable
 from headrace.io.options import StoreOptions
@@ -51,7 +51,11 @@ class Dataset:
         """
         settings = StoreOptions.from_any(options)
         place = os.fspath(path)
-        if is_url(place) or os.path.isdir(place):
+        if is_url(place) and format_of(place) is not None:
+            folder, _, file = place.rstrip("/").rpartition("/")
+            store = open_store(folder, settings)
+            entries = [store.stat(file)]
+        elif is_url(place) or os.path.isdir(place):
             store = open_store(place, settings)
             entries = store.scan()
         else:
@@ -150,6 +154,6 @@ class Dataset:
 
 
 def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"a dataset's name must be a non-empty string, not {name!r}")
+    if not name:
+        raise ConfigError("a dataset needs a name: weights, seeds and checkpoints go by it")
     return name

@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Final
 
 from headrace.errors import ConfigError, UnknownOptionError
+from headrace.io.compress import SUFFIXES, compression_of
 from headrace.io.formats.base import Format
 from headrace.io.store import Entry, is_url
 
-_COMPRESSED: Final = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".npy": "npy"}
 FORMATS: Final = ("jsonl", "parquet", "npy")
 _INDEX_FILES: Final = frozenset({"index.json", "_index.json"})
@@ -31,16 +31,10 @@ def format_of(name: str) -> str | None:
     ('jsonl', 'parquet', None)
     """
     stem, suffix = os.path.splitext(name.lower())
-    if suffix in _COMPRESSED:
+    if suffix in SUFFIXES:
         found = _SUFFIXES.get(os.path.splitext(stem)[1])
         return found if found == "jsonl" else None
     return _SUFFIXES.get(suffix)
-
-
-def compression_of(name: str) -> str | None:
-    """`gz`, `zst`, `bz2`, `xz` or None, by the suffix."""
-    suffix = os.path.splitext(name.lower())[1]
-    return {".zstd": "zst"}.get(suffix, suffix[1:]) if suffix in _COMPRESSED else None
 
 
 def choose_format(dataset: str, root: str, entries: Sequence[Entry], fmt: str | None) -> tuple[Format, list[Entry]]:
@@ -65,7 +59,7 @@ def choose_format(dataset: str, root: str, entries: Sequence[Entry], fmt: str | 
         seen = ", ".join(repr(entry.name) for entry in entries[:3]) or "nothing"
         raise ConfigError(
             f"dataset {dataset!r}: {root} holds {kind} ({len(entries)} files: {seen}); known suffixes are "
-            f"{', '.join(sorted(_SUFFIXES))}, JSONL also with {', '.join(_COMPRESSED)}"
+            f"{', '.join(sorted(_SUFFIXES))}, JSONL also with {', '.join(SUFFIXES)}"
         )
     files = groups[name]
     _refuse_doubles(dataset, root, files)

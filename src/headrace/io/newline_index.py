@@ -30,6 +30,8 @@ from headrace.errors import InternalError
 VERSION = 1
 MAGIC = b"HRNLIDX1"
 CHUNK = 4 << 20
+_MAP_ABOVE = 1 << 20
+"""Larger index files are mapped (a map keeps a file descriptor, of which a process has few)."""
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r"
 _LOW = 0xFFFFFFFF
@@ -213,7 +215,7 @@ def write_index(chunks: Iterable[bytes], out: IO[bytes], stamp_of: Any) -> None:
 
 
 def read_index(path: str) -> NewlineIndex | None:
-    """Map an index file; None if there is none or it is not whole (it is rebuilt then)."""
+    """Read or map an index file; None if there is none or it is not whole (it is rebuilt then)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -222,18 +224,18 @@ def read_index(path: str) -> NewlineIndex | None:
         size = os.fstat(fd).st_size
         if size < 2 * len(MAGIC) + 8:
             return None
-        data = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        data: Any = os.pread(fd, size, 0) if size <= _MAP_ABOVE else mmap.mmap(fd, size, access=mmap.ACCESS_READ)
     finally:
         os.close(fd)
-    if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
+    if len(data) != size or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
         return None
     (length,) = struct.unpack("<I", data[-len(MAGIC) - 4 : -len(MAGIC)])
     footer = msgspec.msgpack.decode(data[-len(MAGIC) - 4 - length : -len(MAGIC) - 4])
     if footer["version"] != VERSION:
         return None
     low = np.frombuffer(data, "<u4", footer["rows"] + 1, len(MAGIC))
-    lists = (np.frombuffer(footer[name], "<i8") for name in ("wraps", "odd", "blanks"))
-    return NewlineIndex(low, *lists, footer["size"], footer["stamp"], footer["closed"])
+    wraps, odd, blanks = (np.frombuffer(footer[name], "<i8") for name in ("wraps", "odd", "blanks"))
+    return NewlineIndex(low, wraps, odd, blanks, footer["size"], footer["stamp"], footer["closed"])
 
 
 def split_chunks(read: Any, size: int, chunk: int = CHUNK) -> Iterator[bytes]:

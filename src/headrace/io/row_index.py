@@ -8,6 +8,7 @@ wrote the same.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,9 @@ from headrace.io.cache import cache_root, key_of, writing
 from headrace.io.newline_index import NewlineIndex, read_index, split_chunks, write_index
 from headrace.io.options import StoreOptions
 from headrace.io.store import Entry, File, Store, is_url
+
+_TICK_NS = 20_000_000
+"""File times step by the kernel's clock tick: 10 ms at most, twice that to be safe."""
 
 INDEX_SUFFIX = ".headrace-index"
 
@@ -38,10 +42,18 @@ def find_index(store: Store, entry: Entry, options: StoreOptions) -> NewlineInde
     return index
 
 
+def _let_settle(entry: Entry) -> None:
+    """Wait out the clock tick that a file was written in: a later change in the same tick would leave size and time alike."""
+    age = time.time_ns() - entry.stamp
+    if 0 <= age < _TICK_NS:
+        time.sleep((_TICK_NS - age) / 1e9)
+
+
 def build_index_of(
     store: Store, entry: Entry, options: StoreOptions, chunks: Callable[[File], Iterable[bytes]] | None = None
 ) -> NewlineIndex:
     """Scan the file and keep its index. `chunks(file)` gives its data if that is not what its bytes are."""
+    _let_settle(entry)
     file = store.open(entry)
 
     def checked() -> tuple[int, int]:

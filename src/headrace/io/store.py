@@ -31,6 +31,11 @@ class File(Protocol):
     path: str
     size: int
 
+    @property
+    def local_path(self) -> str | None:
+        """Where the same bytes are as a local file, for readers that need one; None if nowhere."""
+        ...
+
     def read(self, start: int, stop: int) -> bytes:
         """Bytes `start:stop`; all of them, or an error."""
         ...
@@ -73,7 +78,12 @@ def open_store(root: str, options: StoreOptions) -> Store:
         return LocalStore(root)
     from headrace.io.object_store import ObjectStore  # obstore is loaded only for URLs
 
-    return ObjectStore(root, options)
+    store = ObjectStore(root, options)
+    if not options.cache.enabled:
+        return store
+    from headrace.io.local_copy import CachedStore
+
+    return CachedStore(store, options)
 
 
 class LocalStore:
@@ -126,11 +136,14 @@ class LocalStore:
 class LocalFile:
     """A file descriptor that closes itself when the last user lets go, so a reader may forget it at any time."""
 
-    __slots__ = ("_fd", "path", "size", "stamp")
+    __slots__ = ("_fd", "local_path", "path", "size", "stamp")
+
+    local_path: str | None
 
     def __init__(self, path: str, size: int | None = None, stamp: int | None = None) -> None:
         """Open for reading; with `size` and `stamp` given, the file must match them."""
         self.path = path
+        self.local_path = path
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -177,3 +190,52 @@ class LocalFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class SeekableFile:
+    """A `File` as a file object, for libraries that want one. For one thread at a time."""
+
+    closed = False
+
+    def __init__(self, file: File) -> None:
+        """Stand at the start."""
+        self._file = file
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes."""
+        stop = self._file.size if size is None or size < 0 else min(self._at + size, self._file.size)
+        data = self._file.read(self._at, stop)
+        self._at = stop
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move."""
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def size(self) -> int:
+        """Bytes in all."""
+        return self._file.size
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def writable(self) -> bool:
+        """False."""
+        return False
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do: the file belongs to someone else."""

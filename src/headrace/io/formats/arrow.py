@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.core.block import Column, Ints, Ragged, Text, concat_columns, take_column
+from headrace.core.block import Column, Ints, Ragged, Text, concat_columns, slice_column, take_column
+from headrace.io.buffers import BufferPool
 
-_VIEW_SHARE = 2
+_VIEW_SHARE = 4
 """A slice of at least one part in this many of its column is a view; a smaller one is copied, since a view would keep the
 whole column in memory for as long as somebody holds a few of its rows."""
 
@@ -61,41 +62,37 @@ def stored_bytes(column: Stored) -> int:
 
 def take_rows(column: Stored, rows: Ints) -> Column:
     """Rows in the order of `rows`; fresh objects for each."""
-    n = len(rows)
-    start = int(rows[0]) if n else 0
-    run = n == 0 or (int(rows[-1]) - start == n - 1 and bool((rows[1:] - rows[:-1] == 1).all()))
     if isinstance(column, Objects):
-        array = column.array.slice(start, n) if run else column.array.take(pa.array(rows))
-        return array.to_pylist()
-    if not run:
-        return take_column(column, rows)
-    if n * _VIEW_SHARE >= len(column):
-        return _slice(column, start, start + n)
-    return _copy_slice(column, start, start + n)
+        return column.array.take(pa.array(rows)).to_pylist()
+    return take_column(column, rows)
 
 
-def _slice(column: Column, start: int, stop: int) -> Column:
+def slice_rows(column: Stored, start: int, stop: int, pool: BufferPool) -> Column:
+    """Rows `start:stop`: a view of a large part of the column, a copy of a small one."""
+    if isinstance(column, Objects):
+        return column.array.slice(start, stop - start).to_pylist()
+    if (stop - start) * _VIEW_SHARE >= len(column):
+        return slice_column(column, start, stop)
     match column:
         case Text():
-            return Text(column.data, column.offsets[start : stop + 1])
+            data, offsets = _copy(column.data, column.offsets[start : stop + 1], pool)
+            return Text(data, offsets)
         case Ragged():
-            return Ragged(column.values, column.offsets[start : stop + 1])
-        case _:
-            return column[start:stop]
-
-
-def _copy_slice(column: Column, start: int, stop: int) -> Column:
-    match column:
-        case Text():
-            offsets = column.offsets[start : stop + 1]
-            return Text(column.data[offsets[0] : offsets[-1]].copy(), offsets - offsets[0])
-        case Ragged():
-            offsets = column.offsets[start : stop + 1]
-            return Ragged(column.values[offsets[0] : offsets[-1]].copy(), offsets - offsets[0])
+            values, offsets = _copy(column.values, column.offsets[start : stop + 1], pool)
+            return Ragged(values, offsets)
         case list():
             return column[start:stop]
         case _:
-            return column[start:stop].copy()
+            out = pool.empty((stop - start, *column.shape[1:]), column.dtype)
+            np.copyto(out, column[start:stop])
+            return out
+
+
+def _copy(values: NDArray[Any], offsets: Ints, pool: BufferPool) -> tuple[NDArray[Any], Ints]:
+    first, last = int(offsets[0]), int(offsets[-1])
+    out = pool.empty((last - first,), values.dtype)
+    np.copyto(out, values[first:last])
+    return out, offsets - first
 
 
 def _store_chunk(array: pa.Array) -> Stored:

@@ -8,6 +8,7 @@ without `bad` the first of them is raised.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -71,15 +72,31 @@ class ShardTable:
         return Entry(self.names[shard], int(self.sizes[shard]), int(self.stamps[shard]))
 
 
-def check_shard_rows(dataset: str, names: Sequence[str], counts: Ints, shard: int, rows: Ints) -> None:
-    """Rows must exist: an index outside is an error of the caller, never data."""
+def open_limit(descriptors: int) -> int:
+    """How many shards a reader may keep open, at so many file descriptors each: a sixteenth of the process's."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, min(1024, (1024 if soft < 0 else soft) // 16 // descriptors))
+
+
+def is_run(rows: Ints) -> bool:
+    """True for consecutive rising numbers (the usual case, worth telling apart); False for none."""
+    n = len(rows)
+    return n > 0 and int(rows[-1]) - int(rows[0]) == n - 1 and bool((rows[1:] - rows[:-1] == 1).all())
+
+
+def check_shard_rows(dataset: str, names: Sequence[str], counts: Ints, shard: int, rows: Ints) -> bool:
+    """Rows must exist: an index outside is an error of the caller, never data. Returns `is_run(rows)`."""
     if not 0 <= shard < len(names):
         raise ConfigError(f"dataset {dataset!r} has no shard {shard}; it has {len(names)}, numbered from 0")
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= counts[shard]):
-        wrong = rows[(rows < 0) | (rows >= counts[shard])][0]
-        raise ConfigError(
-            f"dataset {dataset!r}, shard {names[shard]!r} has no row {wrong}; it has {counts[shard]}, numbered from 0"
-        )
+    run = is_run(rows)
+    if len(rows):
+        low, high = (rows[0], rows[-1]) if run else (rows.min(), rows.max())
+        if low < 0 or high >= counts[shard]:
+            raise ConfigError(
+                f"dataset {dataset!r}, shard {names[shard]!r} has no row {low if low < 0 else high}; it has "
+                f"{counts[shard]}, numbered from 0"
+            )
+    return run
 
 
 def sorted_runs(rows: Ints) -> tuple[list[tuple[int, int]], Ints | None]:
@@ -93,9 +110,6 @@ def sorted_runs(rows: Ints) -> tuple[list[tuple[int, int]], Ints | None]:
     n = len(rows)
     if n == 0:
         return [], None
-    first = int(rows[0])
-    if int(rows[-1]) - first == n - 1 and bool((rows[1:] - rows[:-1] == 1).all()):
-        return [(first, first + n)], None
     order: Ints | None = None
     if bool((rows[1:] < rows[:-1]).any()):
         order = np.argsort(rows, kind="stable")

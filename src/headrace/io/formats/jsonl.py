@@ -25,7 +25,10 @@ import numpy as np
 
 from headrace.core.block import MISSING, Column, Ints, lookup
 from headrace.core.op import BadRows
-from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files, sorted_runs
+from headrace.errors import ConfigError
+from headrace.io.compress import compression_of
+from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files, open_limit, sorted_runs
+from headrace.io.local_copy import index_compressed, open_decompressed
 from headrace.io.newline_index import NewlineIndex, check_rows
 from headrace.io.options import StoreOptions
 from headrace.io.row_error import RowError, report
@@ -33,7 +36,6 @@ from headrace.io.row_index import build_index_of, find_index
 from headrace.io.store import Entry, File, Store
 
 PIECE_BYTES = 8 << 20
-OPEN_SHARDS = 128
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -49,8 +51,7 @@ class JsonlFormat:
         def rows(entry: Entry) -> int:
             if not entry.size:
                 return 0
-            index = find_index(store, entry, options) or build_index_of(store, entry, options)
-            return index.rows
+            return _index(store, entry, options).rows
 
         return np.array(map_files(entries, rows), np.int64)
 
@@ -60,6 +61,27 @@ class JsonlFormat:
 
 
 FORMAT = JsonlFormat()
+
+
+def _index(store: Store, entry: Entry, options: StoreOptions) -> NewlineIndex:
+    """The kept index, or a new one."""
+    index = find_index(store, entry, options)
+    if index is not None:
+        return index
+    kind = compression_of(entry.name)
+    return index_compressed(store, entry, options, kind) if kind else build_index_of(store, entry, options)
+
+
+def _data(store: Store, entry: Entry, options: StoreOptions) -> File:
+    """The file's rows as bytes: itself, a decompressed copy, or ranges of a remote file."""
+    if kind := compression_of(entry.name):
+        return open_decompressed(store, entry, options, kind)
+    file = store.open(entry)
+    if file.local_path is not None:
+        return file
+    from headrace.io.object_store import BlockFile  # loaded already: the file came from there
+
+    return BlockFile(file, int(options.read_block_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +166,7 @@ def _fill_nested(columns: dict[str, Column], name: str) -> None:
 
 
 class JsonlReader:
-    """Rows of JSONL shards. At most `OPEN_SHARDS` files are open; one in use stays open until its read is over."""
+    """Rows of JSONL shards. Few files are open at a time (`open_limit`); one in use stays open until its read is over."""
 
     def __init__(self, dataset: str, table: ShardTable, options: StoreOptions) -> None:
         """Nothing is opened before the first read."""
@@ -153,13 +175,14 @@ class JsonlReader:
         self._options = options
         self._store = table.store(options)
         self._max_line = int(options.jsonl.max_line_bytes)
+        self._limit = open_limit(2)
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Shard] = OrderedDict()
         self._decoders: dict[frozenset[str] | None, _Decoder] = {}
 
     def read(self, shard: int, rows: Ints, fields: frozenset[str] | None, bad: BadRows | None = None) -> Payload:
         """Columns of the wanted fields, or dicts for `fields=None`."""
-        check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
+        run = check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
         decoder = self._decoders.get(fields)
         if decoder is None:
             decoder = self._decoders[fields] = _Decoder.make(fields)
@@ -167,7 +190,7 @@ class JsonlReader:
             return decoder.columns([])
         opened = self._shard(shard)
         opened.file.check()
-        runs, order = sorted_runs(rows)
+        runs, order = ([(int(rows[0]), int(rows[-1]) + 1)], None) if run else sorted_runs(rows)
         objects: list[Any] = []
         errors: list[RowError] = []
         for first, stop in runs:
@@ -188,15 +211,22 @@ class JsonlReader:
             if opened is not None:
                 self._open.move_to_end(shard)
                 return opened
-        entry = self._table.entry(shard)
-        index = find_index(self._store, entry, self._options) or build_index_of(self._store, entry, self._options)
-        check_rows(index, int(self._table.counts[shard]), self._store.path(entry.name))
-        opened = _Shard(entry.name, self._store.open(entry), index)
+        opened = self._open_shard(self._table.entry(shard), int(self._table.counts[shard]))
         with self._lock:
             opened = self._open.setdefault(shard, opened)
-            while len(self._open) > OPEN_SHARDS:
+            while len(self._open) > self._limit:
                 self._open.popitem(last=False)
         return opened
+
+    def _open_shard(self, entry: Entry, rows: int) -> _Shard:
+        try:
+            file = _data(self._store, entry, self._options)
+        except ConfigError:  # the cache is full of copies: let go of ours that are idle, and try once more
+            self.close()
+            file = _data(self._store, entry, self._options)
+        index = _index(self._store, entry, self._options)
+        check_rows(index, rows, file.path)
+        return _Shard(entry.name, file, index)
 
     def _run(
         self, shard: _Shard, decoder: _Decoder, first: int, stop: int, objects: list[Any], errors: list[RowError]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core.block import MISSING, Column, Ints
+from headrace.core.block import MISSING, Column, Ints, lookup
 from headrace.core.op import BadRows
 from headrace.errors import ConfigError
 from headrace.io.formats.base import Payload
@@ -74,7 +74,7 @@ class MemoryTable:
     shards: dict[int, InMemoryShard]
 
     @classmethod
-    def of(cls, dataset: str, shards: Mapping[int, InMemoryShard]) -> MemoryTable:
+    def of(cls, dataset: str, shards: Mapping[Any, Any]) -> MemoryTable:
         """Order by id and count."""
         for key, shard in shards.items():
             if isinstance(key, bool) or not isinstance(key, (int, np.integer)) or key < 0:
@@ -109,15 +109,16 @@ class MemoryReader:
             )
         index = rows.tolist()
         data = found.rows
-        if index and (min(index) < 0 or max(index) >= len(data)):
+        if index and (rows.min() < 0 or rows.max() >= len(data)):
             raise ConfigError(f"dataset {self._dataset!r}, shard {shard} has {len(data)} rows; asked for {index}")
+        plain = found.plain
         if fields is None:
-            return [data[i].copy() for i in index] if found.plain else [copy.deepcopy(data[i]) for i in index]
+            return [data[i].copy() for i in index] if plain else [copy.deepcopy(data[i]) for i in index]
         columns: dict[str, Column] = {}
         for name in sorted(fields):
-            column = [row.get(name, MISSING) if isinstance(row := data[i], Mapping) else MISSING for i in index]
+            column = [data[i].get(name, MISSING) for i in index] if plain else [lookup(data[i], name) for i in index]
             if column and any(value is not MISSING for value in column):
-                columns[name] = column if found.plain else [copy.deepcopy(value) for value in column]
+                columns[name] = column if plain else [copy.deepcopy(value) for value in column]
         return columns
 
     def close(self) -> None:

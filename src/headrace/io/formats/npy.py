@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from headrace.core.block import Ints
 from headrace.core.op import BadRows
-from headrace.errors import ConfigError, DataChangedError, FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.io.buffers import BufferPool
-from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files
+from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files, open_limit
 from headrace.io.options import StoreOptions
-from headrace.io.store import Entry, LocalFile, Store, is_url
+from headrace.io.store import Entry, File, Store
 
 FIELD = "input_ids"
-OPEN_SHARDS = 256
 
 
 class NpyFormat:
@@ -35,11 +34,7 @@ class NpyFormat:
 
     def count(self, store: Store, entries: Sequence[Entry], options: StoreOptions) -> Ints:
         """Rows by the header; all files must have rows of one length."""
-        if is_url(store.root):
-            raise ConfigError(
-                f"npy files are memory-mapped and {store.root} is not a local folder; copy the files first"
-            )
-        shapes = map_files(entries, lambda entry: _map(store.path(entry.name), entry).shape)
+        shapes = map_files(entries, lambda entry: _map(store, entry)[1].shape)
         for entry, shape in zip(entries, shapes, strict=True):
             if shape[1] != shapes[0][1]:
                 raise FormatError(
@@ -56,27 +51,29 @@ class NpyFormat:
 FORMAT = NpyFormat()
 
 
-def _map(path: str, entry: Entry) -> NDArray[Any]:
+def _map(store: Store, entry: Entry) -> tuple[File, NDArray[Any]]:
     """Map a file as int `[n, S]`; FormatError if it is not that or is cut off."""
-    LocalFile(path, entry.size, entry.stamp)
+    file = store.open(entry)
+    path = file.local_path
+    if path is None:
+        raise ConfigError(
+            f"{file.path} is remote, and npy files are memory-mapped; let whole copies be kept on this machine with "
+            'options={"cache": {"enabled": True}}'
+        )
     try:
-        array = npy_format.open_memmap(path, mode="r") if _rows_of(path) else _empty(path)
-    except DataChangedError:
-        raise
+        shape, dtype = _header(path)
+        empty = 0 in shape  # nothing to map
+        array = np.empty(shape, dtype) if empty else np.asarray(npy_format.open_memmap(path, mode="r"))
     except (ValueError, OSError, EOFError) as error:
         raise FormatError(
-            f"{path} ({entry.size} bytes) cannot be read as a NumPy array: {error}. Copy or write the file anew"
+            f"{file.path} ({entry.size} bytes) cannot be read as a NumPy array: {error}. Copy or write the file anew"
         ) from error
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise FormatError(
-            f"{path} holds {array.dtype} {array.shape}; packed rows must be integers [rows, tokens]. "
+            f"{file.path} holds {array.dtype} {array.shape}; packed rows must be integers [rows, tokens]. "
             "Reshape with numpy.save(path, array.reshape(-1, S))"
         )
-    return array
-
-
-def _rows_of(path: str) -> int:
-    return int(np.prod(_header(path)[0], dtype=np.int64))
+    return file, array
 
 
 def _header(path: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -85,11 +82,6 @@ def _header(path: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, _, dtype = read(file)
     return shape, dtype
-
-
-def _empty(path: str) -> NDArray[Any]:
-    """A file without elements cannot be mapped."""
-    return np.empty(*_header(path))
 
 
 class NpyReader:
@@ -101,20 +93,20 @@ class NpyReader:
         self._table = table
         self._store = table.store(options)
         self._pool = BufferPool()
+        self._limit = open_limit(2)
         self._lock = threading.Lock()
-        self._maps: OrderedDict[int, tuple[LocalFile, NDArray[Any]]] = OrderedDict()
+        self._maps: OrderedDict[int, tuple[File, NDArray[Any]]] = OrderedDict()
 
     def read(self, shard: int, rows: Ints, fields: frozenset[str] | None, bad: BadRows | None = None) -> Payload:
         """`input_ids` as `[len(rows), S]` in the file's own integer type (native byte order)."""
-        check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
+        run = check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
         if fields is not None and FIELD not in fields:
             return {}
         file, data = self._map(shard)
         file.check()
         out = self._pool.empty((len(rows), data.shape[1]), data.dtype.newbyteorder("="))
-        n = len(rows)
-        if n and int(rows[-1]) - int(rows[0]) == n - 1 and bool((rows[1:] - rows[:-1] == 1).all()):
-            np.copyto(out, data[int(rows[0]) : int(rows[0]) + n])
+        if run:
+            np.copyto(out, data[int(rows[0]) : int(rows[-1]) + 1])
         elif data.dtype.isnative:
             np.take(data, rows, axis=0, out=out, mode="clip")  # rows are checked above; "raise" would copy twice
         else:
@@ -126,16 +118,14 @@ class NpyReader:
         with self._lock:
             self._maps.clear()
 
-    def _map(self, shard: int) -> tuple[LocalFile, NDArray[Any]]:
+    def _map(self, shard: int) -> tuple[File, NDArray[Any]]:
         with self._lock:
             if (found := self._maps.get(shard)) is not None:
                 self._maps.move_to_end(shard)
                 return found
-        entry = self._table.entry(shard)
-        path = self._store.path(entry.name)
-        made = (LocalFile(path, entry.size, entry.stamp), np.asarray(_map(path, entry)))
+        made = _map(self._store, self._table.entry(shard))
         with self._lock:
             found = self._maps.setdefault(shard, made)
-            while len(self._maps) > OPEN_SHARDS:
+            while len(self._maps) > self._limit:
                 self._maps.popitem(last=False)
         return found

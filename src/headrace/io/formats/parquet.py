@@ -7,7 +7,10 @@ and a column that a shard lacks is absent (`MISSING`) in its rows, whatever shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +21,15 @@ import pyarrow.parquet as pq
 from headrace.core.block import Column, Ints, concat_columns, take_column
 from headrace.core.op import BadRows
 from headrace.errors import DataChangedError, FormatError, HeadraceError
-from headrace.io.formats.arrow import Stored, store_column, stored_bytes, take_rows
-from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files
+from headrace.io.buffers import BufferPool
+from headrace.io.formats.arrow import Stored, slice_rows, store_column, stored_bytes, take_rows
+from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files, open_limit
 from headrace.io.group_cache import GroupCache
 from headrace.io.options import StoreOptions
 from headrace.io.row_error import RowError, report
-from headrace.io.store import Entry, LocalFile, Store
+from headrace.io.store import Entry, File, SeekableFile, Store
 
-UNIT_BYTES = 4 << 20
+UNIT_BYTES = 2 << 20
 _METADATA_BYTES = 64 << 20
 _METADATA_FACTOR = 8
 """Parsed metadata takes several times its size in the file."""
@@ -49,18 +53,23 @@ class ParquetFormat:
 FORMAT = ParquetFormat()
 
 
-def _source(store: Store, entry: Entry) -> Any:
-    """What pyarrow reads from; the file must be unchanged."""
-    file = store.open(entry)
-    if isinstance(file, LocalFile):
-        return file.path
-    return pa.PythonFile(file, mode="r")
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A file opened for decoding by one thread at a time."""
+
+    file: File
+    parquet: pq.ParquetFile
+
+
+def _source(file: File) -> Any:
+    """What pyarrow reads from."""
+    return file.local_path or pa.PythonFile(SeekableFile(file), mode="r")
 
 
 def _footer(store: Store, entry: Entry) -> pq.FileMetaData:
     """Read and check the footer."""
     try:
-        return pq.read_metadata(_source(store, entry))
+        return pq.read_metadata(_source(store.open(entry)))
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, HeadraceError):
             raise
@@ -74,13 +83,15 @@ def _footer(store: Store, entry: Entry) -> pq.FileMetaData:
 class _Shard:
     """A shard's footer, and its row groups joined to units: unit `u` is groups `groups[u]:groups[u+1]`."""
 
+    shard: int
     entry: Entry
     metadata: pq.FileMetaData
-    groups: Ints
-    starts: Ints
+    columns: tuple[str, ...]
+    groups: list[int]
+    starts: list[int]
 
     @classmethod
-    def of(cls, entry: Entry, metadata: pq.FileMetaData) -> _Shard:
+    def of(cls, shard: int, entry: Entry, metadata: pq.FileMetaData) -> _Shard:
         rows, groups, total, held = [0], [0], 0, 0
         for g in range(metadata.num_row_groups):
             group = metadata.row_group(g)
@@ -93,7 +104,17 @@ class _Shard:
         if metadata.num_row_groups:
             groups.append(metadata.num_row_groups)
             rows.append(total)
-        return cls(entry, metadata, np.array(groups), np.array(rows))
+        return cls(shard, entry, metadata, tuple(metadata.schema.to_arrow_schema().names), groups, rows)
+
+    def split(self, rows: Ints) -> Iterator[tuple[int, int, int]]:
+        """Rising rows cut by unit: (unit, a, b) for `rows[a:b]`."""
+        a, n = 0, len(rows)
+        while a < n:
+            unit = bisect_right(self.starts, int(rows[a])) - 1
+            stop = self.starts[unit + 1]
+            b = n if rows[-1] < stop else int(np.searchsorted(rows, stop))
+            yield unit, a, b
+            a = b
 
 
 class ParquetReader:
@@ -104,6 +125,10 @@ class ParquetReader:
         self._dataset = dataset
         self._table = table
         self._store = table.store(options)
+        self._pool = BufferPool()
+        self._limit = open_limit(2)
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, list[_OpenFile]] = OrderedDict()
         self._threads = options.parquet.use_threads
         cache = options.parquet.rg_cache
         self._units: GroupCache[dict[str, Stored]] = GroupCache(int(cache.limit_bytes) if cache.enabled else 0)
@@ -115,38 +140,45 @@ class ParquetReader:
 
     def read(self, shard: int, rows: Ints, fields: frozenset[str] | None, bad: BadRows | None = None) -> Payload:
         """Columns of the wanted fields that the shard has."""
-        check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
+        run = check_shard_rows(self._dataset, self._table.names, self._table.counts, shard, rows)
         if not len(rows):
             return {}
         opened = self._shards.get(shard, 0, lambda: self._open(shard))
         order: Ints | None = None
-        if bool((rows[1:] < rows[:-1]).any()):
+        if not run and bool((rows[1:] < rows[:-1]).any()):
             order = np.argsort(rows, kind="stable")
             rows = rows[order]
-        units = np.searchsorted(opened.starts, rows, "right") - 1
-        edges = np.flatnonzero(np.diff(units, prepend=-1, append=-1))
         parts: list[dict[str, Column]] = []
-        kept: list[Ints] = []
         errors: list[RowError] = []
-        for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            unit = int(units[a])
-            local = rows[a:b] - int(opened.starts[unit])
-            positions = np.arange(a, b) if order is None else order[a:b]
+        for unit, a, b in opened.split(rows):
             try:
-                stored = self._unit(shard, opened, unit, fields, b - a)
-                parts.append({name: take_rows(column, local) for name, column in stored.items()})
-                kept.append(positions)
+                stored = self._unit(opened, unit, fields, b - a)
             except FormatError as error:
-                path = self._store.path(opened.entry.name)
-                errors += [
-                    RowError(f"dataset {self._dataset!r}, row {row}: {error}", row=row, path=path, position=position)
-                    for row, position in zip(rows[a:b].tolist(), positions.tolist(), strict=True)
-                ]
+                errors += self._row_errors(opened, error, rows[a:b], np.arange(a, b) if order is None else order[a:b])
+                continue
+            start = opened.starts[unit]
+            if run:
+                first = int(rows[a]) - start
+                parts.append({k: slice_rows(c, first, first + b - a, self._pool) for k, c in stored.items()})
+            else:
+                local = rows[a:b] - start
+                parts.append({k: take_rows(c, local) for k, c in stored.items()})
+        failed = np.array([error.position for error in errors], np.int64)
         report(errors, bad)
-        return _join(parts, kept, order is not None)
+        return _join(parts, order, failed)
+
+    def _row_errors(self, opened: _Shard, error: FormatError, rows: Ints, positions: Ints) -> list[RowError]:
+        """A unit that cannot be decoded is an error of each row wanted from it."""
+        path = self._store.path(opened.entry.name)
+        return [
+            RowError(f"dataset {self._dataset!r}, row {row}: {error}", row=row, path=path, position=position)
+            for row, position in zip(rows.tolist(), positions.tolist(), strict=True)
+        ]
 
     def close(self) -> None:
         """Let go of what is decoded."""
+        with self._lock:
+            self._files.clear()
         self._units.clear()
         self._shards.clear()
 
@@ -162,29 +194,49 @@ class ParquetReader:
                 f"{self._store.path(entry.name)} has {metadata.num_rows} rows, and {self._table.counts[shard]} when the "
                 "dataset was made; make the dataset anew"
             )
-        return _Shard.of(entry, metadata), _METADATA_FACTOR * metadata.serialized_size, 1
+        return _Shard.of(shard, entry, metadata), _METADATA_FACTOR * metadata.serialized_size, 1
 
-    def _unit(
-        self, shard: int, opened: _Shard, unit: int, fields: frozenset[str] | None, served: int
-    ) -> dict[str, Stored]:
+    def _take_file(self, opened: _Shard) -> _OpenFile:
+        """A file that no other thread uses, unchanged since the dataset was made."""
+        with self._lock:
+            idle = self._files.get(opened.shard)
+            kept = idle.pop() if idle else None
+        if kept is not None:
+            kept.file.check()
+            return kept
+        file = self._store.open(opened.entry)
+        return _OpenFile(
+            file, pq.ParquetFile(_source(file), metadata=opened.metadata, pre_buffer=file.local_path is None)
+        )
+
+    def _give_file(self, shard: int, file: _OpenFile) -> None:
+        """Keep it for the next unit; the shards read longest ago are closed."""
+        with self._lock:
+            self._files.setdefault(shard, []).append(file)
+            self._files.move_to_end(shard)
+            while sum(map(len, self._files.values())) > self._limit:
+                self._files.popitem(last=False)
+
+    def _unit(self, opened: _Shard, unit: int, fields: frozenset[str] | None, served: int) -> dict[str, Stored]:
         def decode() -> tuple[dict[str, Stored], int, int]:
             stored = self._decode(opened, unit, fields)
-            rows = int(opened.starts[unit + 1] - opened.starts[unit])
-            return stored, sum(stored_bytes(column) for column in stored.values()), rows
+            size = sum(stored_bytes(column) for column in stored.values())
+            return stored, size, opened.starts[unit + 1] - opened.starts[unit]
 
-        return self._units.get((shard, unit, fields), served, decode)
+        return self._units.get((opened.shard, unit, fields), served, decode)
 
     def _decode(self, opened: _Shard, unit: int, fields: frozenset[str] | None) -> dict[str, Stored]:
         """Decode the wanted columns of a unit."""
-        first, stop = int(opened.groups[unit]), int(opened.groups[unit + 1])
-        names = opened.metadata.schema.to_arrow_schema().names
-        wanted = [name for name in names if fields is None or name in fields]
+        first, stop = opened.groups[unit], opened.groups[unit + 1]
+        wanted = [name for name in opened.columns if fields is None or name in fields]
         if not wanted:
             return {}
         path = self._store.path(opened.entry.name)
         try:
-            with pq.ParquetFile(_source(self._store, opened.entry), metadata=opened.metadata) as file:
-                table = file.read_row_groups(list(range(first, stop)), columns=wanted, use_threads=self._threads)
+            file = self._take_file(opened)
+            groups = list(range(first, stop))
+            table = file.parquet.read_row_groups(groups, columns=wanted, use_threads=self._threads)
+            self._give_file(opened.shard, file)
             return {name: store_column(table.column(name)) for name in wanted}
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, HeadraceError):
@@ -195,12 +247,12 @@ class ParquetReader:
             ) from error
 
 
-def _join(parts: list[dict[str, Column]], kept: list[Ints], shuffled: bool) -> dict[str, Column]:
-    """Parts of one read, in the order asked for."""
+def _join(parts: list[dict[str, Column]], order: Ints | None, failed: Ints) -> dict[str, Column]:
+    """Parts of one read, put into the order asked for; rows at the positions `failed` are in no part."""
     if not parts:
         return {}
-    columns = {name: concat_columns([part[name] for part in parts]) for name in parts[0]}
-    if not shuffled:
+    columns = parts[0] if len(parts) == 1 else {k: concat_columns([part[k] for part in parts]) for k in parts[0]}
+    if order is None:
         return columns
-    inverse = np.argsort(np.concatenate(kept), kind="stable")
+    inverse = np.argsort(order[~np.isin(order, failed)], kind="stable")
     return {name: take_column(column, inverse) for name, column in columns.items()}
