@@ -58,7 +58,8 @@ class Pipeline:
     rank divide the stages over fewer ranks: 8 stages of `interleaved-1f1b` are 4 ranks of 2 (say `num_ranks` for more
     per rank). `loss_fn(output, target)` averages over rows unless `reduction="sum"`; without one, the last stage
     returns the loss. `costs` gives each action's time and each link's for the simulated clocks; without it, an action
-    takes the time that it takes here, and links are free. Gradients accumulate into `.grad`, as everywhere in torch:
+    takes the time that it takes here, and links are free. `keep_outputs=False` lets the outputs of all microbatches go,
+    which may be most of the memory. Gradients accumulate into `.grad`, as everywhere in torch:
     clear them between optimizer steps.
 
     >>> stages = [PipelineStage(nn.Linear(4, 4)) for _ in range(2)]
@@ -78,6 +79,7 @@ class Pipeline:
         num_ranks: int | None = None,
         reduction: Reduction = "mean",
         costs: StageCosts | None = None,
+        keep_outputs: bool = True,
     ) -> None:
         """Build and check the schedule for these stages."""
         self.stages = [s if isinstance(s, PipelineStage) else PipelineStage(s) for s in stages]
@@ -85,6 +87,7 @@ class Pipeline:
         self.num_microbatches = num_microbatches
         self.loss = ScaledLoss(loss_fn, reduction)
         self.costs = check_costs(costs, self.schedule)
+        self.keep_outputs = keep_outputs
 
     def step(self, batch: Batch, target: Batch | None = None) -> StepResult:
         """Run the schedule forward and backward on one batch, cut into equal microbatches along dimension 0."""
@@ -249,7 +252,8 @@ class _Run:
             raise stage_error(stage, mb, "forward", inputs, error) from error
         outputs = check_activation(stage, mb, value)
         if stage == self.last:
-            self.outputs[mb] = _detached(value)
+            if self.pipeline.keep_outputs:
+                self.outputs[mb] = _detached(value)
             outputs = self._loss(value, mb)
         if self.train:
             self.saved[stage, mb] = (inputs, outputs)
