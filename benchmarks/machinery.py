@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -25,14 +25,20 @@ import numpy as np
 
 from headrace import Dataset, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from headrace.io import InMemoryShard
-from headrace.observe.counters import Counters, OperatorCounters
+from headrace.observe.counters import Counters, Deliveries, OperatorCounters
 
 IMPORT = """
 import sys, time
 start = time.perf_counter()
 import headrace
-print(time.perf_counter() - start, "torch" in sys.modules)
+bare = time.perf_counter() - start
+from headrace import Dataset, MixtureSpec, Pipeline, StaticMixtureWorkSource
+print(bare, time.perf_counter() - start, "torch" in sys.modules)
 """
+
+
+ROWS, WARM_RECORDS = 20_000, 90_000
+"""Rows of a dataset, and records after which every row was seen once (a shard is looked over on its first read)."""
 
 
 def source(name_to_weight: dict[str, float], records: int, payload: Callable[[int], dict[str, Any]]) -> Any:
@@ -46,22 +52,24 @@ def source(name_to_weight: dict[str, float], records: int, payload: Callable[[in
     return StaticMixtureWorkSource(datasets=datasets, mixture=mixture, seed=42, exhausted_policy="repeat")
 
 
-def drain(pipeline: Any, records: int) -> float:
-    """Nanoseconds a record over `records` delivered ones, first batch aside."""
+def drain(pipeline: Any, records: int) -> tuple[float, float]:
+    """(wall, CPU) nanoseconds a record over `records` delivered ones, after one pass over the data."""
     batches = iter(pipeline)
-    next(batches)
-    seen, start = 0, time.perf_counter_ns()
+    warm = 0
+    while warm < WARM_RECORDS:
+        warm += len(next(batches))
+    seen, wall, cpu = 0, time.perf_counter_ns(), time.process_time_ns()
     for batch in batches:
         seen += len(batch)
         if seen >= records:
             break
-    elapsed = time.perf_counter_ns() - start
+    wall, cpu = time.perf_counter_ns() - wall, time.process_time_ns() - cpu
     pipeline.close()
-    return elapsed / seen
+    return wall / seen, cpu / seen
 
 
 def fetch_and_batch(runner: str, microbatch: int = 256) -> Any:
-    work = source({"a": 0.25, "b": 0.75}, 200_000, lambda i: {"x": i})
+    work = source({"a": 0.25, "b": 0.75}, ROWS, lambda i: {"x": i})
     return Pipeline(work).batch(microbatch).options(runner=runner)
 
 
@@ -72,11 +80,10 @@ def without_counters() -> Iterator[None]:
     def nothing(*_: Any) -> None:
         return None
 
-    with (
-        patch.object(OperatorCounters, "add", nothing),
-        patch.object(Counters, "hand_out", nothing),
-        patch.object(Counters, "deliver", nothing),
-    ):
+    counting = [(OperatorCounters, "add"), (Counters, "hand_out"), (Deliveries, "add")]
+    with ExitStack() as stack:
+        for owner, method in counting:
+            stack.enter_context(patch.object(owner, method, nothing))
         yield
 
 
@@ -85,45 +92,51 @@ def report(name: str, **values: Any) -> None:
 
 
 def records_per_second(repeats: int, records: int) -> None:
+    """The wall time is what a user sees; the CPU time is what a busy machine leaves comparable."""
     for runner in ("inline", "threads"):
         for microbatch in (32, 256):
-            found = [drain(fetch_and_batch(runner, microbatch), records) for _ in range(repeats)]
-            middle = statistics.median(found)
+            walls, cpus = zip(
+                *(drain(fetch_and_batch(runner, microbatch), records) for _ in range(repeats)), strict=True
+            )
             report(
                 "fetch_and_batch",
                 runner=runner,
                 batch=microbatch,
-                ns_per_record=round(middle, 1),
-                range=[round(min(found), 1), round(max(found), 1)],
-                records_per_s=round(1e9 / middle),
+                ns_per_record=round(statistics.median(walls), 1),
+                cpu_ns_per_record=round(statistics.median(cpus), 1),
+                range=[round(min(walls), 1), round(max(walls), 1)],
+                records_per_s=round(1e9 / statistics.median(walls)),
             )
 
 
 def counters(repeats: int, records: int) -> None:
-    """Pairs run back to back, in alternating order; the median ratio is robust to a noisy machine."""
+    """CPU time of pairs run back to back, in alternating order; the median ratio is robust to a noisy machine."""
+
+    def measure(counting: bool) -> float:
+        with nullcontext() if counting else without_counters():
+            return drain(fetch_and_batch("inline"), records)[1]
+
     ratios = []
     for i in range(2 * repeats):
-        with_them = drain(fetch_and_batch("inline"), records) if i % 2 else None
-        with without_counters():
-            without = drain(fetch_and_batch("inline"), records)
-        with_them = with_them or drain(fetch_and_batch("inline"), records)
-        ratios.append(with_them / without - 1)
+        times = {counting: measure(counting) for counting in ((True, False) if i % 2 else (False, True))}
+        ratios.append(100 * (times[True] / times[False] - 1))
     report(
         "counters",
-        percent=round(100 * statistics.median(ratios), 2),
-        range=[round(100 * min(ratios), 2), round(100 * max(ratios), 2)],
+        percent=round(statistics.median(ratios), 2),
+        range=[round(min(ratios), 2), round(max(ratios), 2)],
     )
 
 
 def import_time(repeats: int) -> None:
+    """`import headrace` alone, and with the names that a data pipeline needs."""
     found = []
-    torch_came = False
     for _ in range(repeats + 1):
-        out = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True).stdout.split()
-        found.append(float(out[0]))
-        torch_came |= out[1] == "True"
-    found = found[1:]  # the first may still compile
-    report("import", seconds=round(statistics.median(found), 3), least=round(min(found), 3), torch=torch_came)
+        out = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True).stdout
+        found.append(out.split())
+    bare, names = ([float(times[i]) for times in found[1:]] for i in (0, 1))  # the first may still compile
+    torch_came = any(times[2] == "True" for times in found)
+    middle = [round(statistics.median(times), 3) for times in (bare, names)]
+    report("import", seconds=middle[0], with_names=middle[1], least=round(min(names), 3), torch=torch_came)
 
 
 def checkpoint_size() -> None:

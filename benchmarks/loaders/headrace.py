@@ -26,7 +26,7 @@ class Headrace(Loader):
     def text(self) -> Any:
         fmt, held = self.options.get("fmt", "jsonl"), self.options.get("shuffle")
         datasets = [Dataset.from_path(name, str(DATA / name / fmt)) for name in MIX]
-        work = StaticMixtureWorkSource(datasets=datasets, mixture=MixtureSpec(MIX), seed=42)
+        work = StaticMixtureWorkSource(datasets=datasets, mixture=MixtureSpec(MIX), seed=42, stop_after_passes=None)
         pipeline = Pipeline(work)
         if self.workload == "W2":
             return pipeline.batch(TEXT_BATCH)
@@ -52,6 +52,7 @@ class Headrace(Loader):
             mixture=MixtureSpec({"packed": 1.0}),
             seed=42,
             shuffle_within_shard=True,
+            stop_after_passes=None,
         )
         return Pipeline(work).batch(BATCH)
 

@@ -67,7 +67,8 @@ class Zephon(Loader):
 
     def source(self, datasets: dict[str, str], weights: dict[str, float], **order: Any) -> Any:
         found = [Dataset.from_path(name, path) for name, path in datasets.items()]
-        work = StaticMixtureWorkSource(datasets=found, mixture=MixtureSpec(weights), seed=42, **order)
+        mixture = MixtureSpec(weights)
+        work = StaticMixtureWorkSource(datasets=found, mixture=mixture, seed=42, stop_after_passes=None, **order)
         pipeline = Pipeline(work)
         return pipeline.fetch(None, self.options["max_batch"]) if "max_batch" in self.options else pipeline
 
