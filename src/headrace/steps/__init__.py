@@ -7,8 +7,9 @@ with Pipeline([parse, augment], num_workers=4) as pipeline:
         ...
 """
 
-from headrace.steps.chain import DROP, Failed, iterate
+from headrace.steps.chain import DROP, iterate
 from headrace.steps.emit import emit
+from headrace.steps.failed import Failed
 from headrace.steps.pipeline import Pipeline
 from headrace.steps.readers import FileReader, split_seeks
 from headrace.steps.statistics import Statistics, StepStatistics

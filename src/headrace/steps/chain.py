@@ -7,22 +7,20 @@ every eighth batch, and on every batch whose items are slow.
 
 from __future__ import annotations
 
-import struct
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
-import xxhash
-
-from headrace.run.failure import Failure, from_exception, pack, unpack
+from headrace.run.failure import from_exception
+from headrace.steps.failed import Failed
 
 OnError = Literal["raise", "skip", "return"]
 Into = Callable[..., None]
 _TIMED_EVERY = 8
 _SLOW = 50e-6  # seconds an item; from here on the clock costs nothing worth mentioning
 _KEPT_ERRORS = 5
+_CAUGHT = (Exception, SystemExit, GeneratorExit)  # not KeyboardInterrupt: inline, that is the user at the keyboard
 
 
 class _Drop:
@@ -48,55 +46,6 @@ class Step:
     name: str
     call: Callable[[Any], Any]
     many: bool  # yields any number of outputs
-
-
-class Failed:
-    """Stands in the output for an item that failed, with `on_error="return"`.
-
-    `error` is the exception, `step` the step that raised it, `item` a short text of its input, `traceback` the
-    worker's traceback as text.
-    """
-
-    __slots__ = ("_failure",)
-
-    def __init__(self, failure: Failure) -> None:
-        """Wrap what the worker reported."""
-        self._failure = failure
-
-    @property
-    def error(self) -> BaseException:
-        """The exception that the step raised."""
-        return self._failure.error
-
-    @property
-    def step(self) -> str:
-        """The step that raised it."""
-        return self._failure.where.removeprefix("step ")
-
-    @property
-    def item(self) -> str:
-        """The step's input, shortened."""
-        return self._failure.item
-
-    @property
-    def traceback(self) -> str:
-        """The worker's traceback."""
-        return self._failure.worker_traceback
-
-    def raised(self) -> BaseException:
-        """The exception with a note that says where it happened, to raise it after all."""
-        return self._failure.raised()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travels whatever the exception is."""
-        return _rebuild, (pack(self._failure),)
-
-    def __repr__(self) -> str:
-        return f"Failed({self.error!r}, step={self.step!r}, item={self.item})"
-
-
-def _rebuild(packed: tuple[Any, ...]) -> Failed:
-    return Failed(unpack(packed))
 
 
 @dataclass(slots=True)
@@ -159,6 +108,9 @@ class Chain:
         self.into(item, outputs)
         return outputs
 
+    def at(self, index: int) -> None:
+        """Told the item's index in the whole input, if `indexed`."""
+
     def report(self) -> StepReport:
         """What was done since the last report; also chooses whether the next slice takes times."""
         report = self._report
@@ -174,9 +126,10 @@ class Chain:
         self._timed, self._seconds = [0] * count, [0.0] * count
         plain = self._plain and not timed
         self._report = StepReport(self._received, self._produced, self._timed, self._seconds, plain)
-        self._run: Into = self._timed_into if timed else self._plain_into if plain else self._many_into
-        guarded = self._on_error != "raise" or self._passes_failed
-        self.into: Into = self._guarded_into if guarded else self._run
+        if self._on_error != "raise" or self._passes_failed:
+            self.into: Into = self._guarded_into
+        else:
+            self.into = self._timed_into if timed else self._plain_into if plain else self._many_into
 
     # -- the ways to run an item; all give the same outputs ------------------------------------------------------
 
@@ -250,120 +203,59 @@ class Chain:
         outputs.append(item)
 
     def _guarded_into(self, item: Any, outputs: list[Any]) -> None:
-        """With a policy for errors: skip and count, or let a `Failed` stand in the output."""
+        """With a policy for errors. The unit is one call of one step: if it raises, it has given nothing.
+
+        So what a generator yielded before it raised does not count, and what its neighbours gave does; fused and staged
+        pipelines agree on it.
+        """
         if self._passes_failed and type(item) is Failed:
             outputs.append(item)
             self._report.failed += 1
-            return
-        mark = len(outputs)
+        elif self._report.plain:
+            try:
+                self._plain_into(item, outputs)
+            except _CAUGHT as error:
+                self._give_up(error, item, outputs)
+        else:
+            self._guarded_from(0, item, outputs)
+
+    def _guarded_from(self, n: int, item: Any, outputs: list[Any]) -> None:
+        for output in self._attempt(n, item, outputs):
+            if n + 1 < len(self._steps):
+                self._guarded_from(n + 1, output, outputs)
+            else:
+                outputs.append(output)
+
+    def _attempt(self, n: int, item: Any, outputs: list[Any]) -> list[Any]:
+        """All outputs of one call of step `n`; none if it raises and the policy is not to."""
+        self._at = n
+        step = self._steps[n]
+        self._received[n] += 1
+        self._timed[n] += 1
+        started = perf_counter()
         try:
-            self._run(item, outputs)
-        except (Exception, SystemExit, GeneratorExit) as error:
+            found = list(step.call(item)) if step.many else [step.call(item)]
+        except _CAUGHT as error:
             if self._on_error == "raise":
                 raise
-            del outputs[mark:]
-            failure = from_exception(error, self.where, item)
-            if self._on_error == "return":
-                outputs.append(Failed(failure))
-                self._report.failed += 1
-                return
-            self._report.skipped += 1
-            self._report.errors = self._report.errors or []
-            if len(self._report.errors) < _KEPT_ERRORS:
-                self._report.errors.append(f"{failure.where}: {failure.error!r}, item {failure.item}")
+            self._give_up(error, item, outputs)
+            return []
+        self._seconds[n] += perf_counter() - started
+        found = [output for output in found if output is not DROP]
+        self._produced[n] += len(found)
+        return found
 
-
-class SeededChain(Chain):
-    """A chain whose steps draw the same random numbers for an item wherever, and however often, it runs.
-
-    Before each call of a step, `random` and `numpy.random` are seeded from (seed, place of the item, step). An item
-    that is one of several outputs takes its place from its origin and its number among them, so that fused and staged
-    pipelines agree. Costs about 20 us a call.
-    """
-
-    indexed = True
-
-    def __init__(
-        self,
-        steps: tuple[Step, ...],
-        on_error: OnError = "raise",
-        *,
-        seed: int,
-        first_step: int = 0,
-        passes_failed: bool = False,
-        passes_on: bool = False,
-    ) -> None:
-        """`first_step`: number of steps in earlier stages; `passes_on`: outputs go to a later stage."""
-        self._seed = seed
-        self._first_step = first_step
-        self._passes_on = passes_on
-        self._index = 0
-        super().__init__(steps, on_error, passes_failed=passes_failed)
-
-    def at(self, index: int) -> None:
-        """The item's place in the input."""
-        self._index = index
-
-    def _place(self, item: Any) -> tuple[int, Any]:
-        if self._first_step:
-            place, item = item
-            return place, item
-        return self._key(self._seed, self._index), item
-
-    @staticmethod
-    def _key(place: int, number: int) -> int:
-        return xxhash.xxh3_64_intdigest(struct.pack("<Qq", place, number))
-
-    def _timed_into(self, item: Any, outputs: list[Any], n: int = 0) -> None:
-        place, item = self._place(item)
-        self._seeded_into(place, item, outputs, n)
-
-    def _many_into(self, item: Any, outputs: list[Any], n: int = 0) -> None:
-        self._timed_into(item, outputs, n)
-
-    def _guarded_into(self, item: Any, outputs: list[Any]) -> None:
-        if self._passes_failed and type(item[1]) is Failed:
-            outputs.append(item if self._passes_on else item[1])
-            self._report.failed += 1
+    def _give_up(self, error: BaseException, item: Any, outputs: list[Any]) -> None:
+        failure = from_exception(error, self.where, item)
+        report = self._report
+        if self._on_error == "return":
+            outputs.append(Failed(failure))
+            report.failed += 1
             return
-        mark = len(outputs)
-        super()._guarded_into(item, outputs)
-        for k in range(mark, len(outputs)):
-            if self._passes_on and type(outputs[k]) is Failed:
-                outputs[k] = (0, outputs[k])
-
-    def _seeded_into(self, place: int, item: Any, outputs: list[Any], n: int) -> None:
-        last = len(self._steps)
-        while n < last:
-            self._at = n
-            step = self._steps[n]
-            self._received[n] += 1
-            self._timed[n] += 1
-            reseed(self._key(place, n + self._first_step))
-            started = perf_counter()
-            if step.many:
-                found = [output for output in step.call(item) if output is not DROP]
-                self._seconds[n] += perf_counter() - started
-                self._produced[n] += len(found)
-                for number, output in enumerate(found):
-                    self._seeded_into(self._key(place, number), output, outputs, n + 1)
-                return
-            item = step.call(item)
-            self._seconds[n] += perf_counter() - started
-            if item is DROP:
-                return
-            self._produced[n] += 1
-            n += 1
-        outputs.append((place, item) if self._passes_on else item)
-
-
-def reseed(key: int) -> None:
-    """Seed the global generators of `random` and, if it is loaded, `numpy.random`."""
-    import random
-
-    random.seed(key)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed([key & 0xFFFFFFFF, key >> 32])
+        report.skipped += 1
+        report.errors = report.errors or []
+        if len(report.errors) < _KEPT_ERRORS:
+            report.errors.append(f"{failure.where}: {failure.error!r}, item {failure.item}")
 
 
 def iterate(transform: Callable[..., Iterator[Any]], **settings: Any) -> Callable[[Any], Iterator[Any]]:

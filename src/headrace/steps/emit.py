@@ -57,8 +57,12 @@ def emit(readers: Iterable[Any], pipeline: Pipeline, *, seed: int | None = None)
 class Port(Protocol):
     """One emitter as the source sees it."""
 
-    ended: bool
     error: BaseException | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and all it sent was pulled."""
+        ...
 
     def next(self, most: int) -> Pulled | None:
         """The next message, or None if none is here."""
@@ -344,8 +348,13 @@ class InlinePort:
         """Begin the iteration."""
         del number, executor
         self._iterator: Iterator[Any] = iter(reader)
-        self.ended = False
+        self._ended = False
         self.error: BaseException | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether all was read."""
+        return self._ended
 
     def next(self, most: int) -> Pulled | None:
         """Up to `most` items."""
@@ -355,15 +364,15 @@ class InlinePort:
                 items.append(item)  # noqa: PERF402 (what came before an error is kept)
         except Exception as error:  # noqa: BLE001 (the reader's own; raised after what was read before it)
             self.error = error
-            self.ended = not items
+            self._ended = not items
             self._iterator = iter(())
         if not items:
-            self.ended = True
+            self._ended = True
         return Pulled(items, len(items)) if items else None
 
     def close(self) -> None:
         """Nothing runs."""
-        self.ended = True
+        self._ended = True
 
 
 Make = Callable[[int, Any, Paced], Port]

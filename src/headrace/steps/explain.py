@@ -34,10 +34,10 @@ def _ran(stats: Statistics) -> list[str]:
         f"  {stats.received} items in, {stats.finished} done, {stats.skipped} of them skipped, {stats.in_flight} under way, "
         f"{stats.delivered} outputs delivered"
     ]
-    for step in stats.steps:
-        lines.append(
-            f"    {step.name:<24} {step.received:>10} in {step.produced:>10} out {step.seconds_per_item * 1e6:>12.2f} us each"
-        )
+    lines += [
+        f"    {step.name:<24} {step.received:>10} in {step.produced:>10} out {step.seconds_per_item * 1e6:>12.2f} us each"
+        for step in stats.steps
+    ]
     workers = stats.workers
     lines.append(f"  batches of up to {', '.join(map(str, stats.batch_size)) or '?'} items, {workers.batches} sent")
     if workers.slab_hits or workers.slab_misses:

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.reorder import Batch, Release, Window
@@ -20,13 +21,14 @@ from headrace.run.executor import Paced, Part, route
 from headrace.run.failure import Failure
 from headrace.run.wire import Packed
 from headrace.steps.batching import BatchSize
-from headrace.steps.chain import Failed
+from headrace.steps.failed import Failed
 from headrace.steps.settings import Settings
 from headrace.steps.source import Pulled
 from headrace.steps.statistics import Ledger
 
 AHEAD = 4  # batches outstanding for each that the workers can hold: how far others may run ahead of a slow one
 _IN_WORK = 2
+_BARREN = 10_000
 
 
 class StageFlow:
@@ -48,12 +50,12 @@ class StageFlow:
     def submit(self, executor: Paced, pulled: Pulled, first: int) -> None:
         """Send items to this stage's workers."""
         if self.keyed:
-            self._submit_keyed(executor, pulled)
+            self._submit_keyed(executor, pulled, first)
             return
         index = self.window.submit(pulled.count)
         executor.submit(Batch((self, index), pulled.items, pulled.count, first + index, self.group))
 
-    def _submit_keyed(self, executor: Paced, pulled: Pulled) -> None:
+    def _submit_keyed(self, executor: Paced, pulled: Pulled, first: int) -> None:
         """One batch for each worker that a key of these items belongs to. Every item keeps its own place in the order."""
         items = pulled.items.decode() if isinstance(pulled.items, Packed) else pulled.items
         assign = self.settings.assign
@@ -63,7 +65,7 @@ class StageFlow:
             worker = self.workers[assign(item) % len(self.workers)]
             places, share = shares.setdefault(worker, ([], []))
             places.append(self.window.submit())
-            share.append(item)
+            share.append((first + places[-1], item))
         for worker, (places, share) in shares.items():
             executor.submit(Batch((self, tuple(places)), share, len(share), 0, self.group, worker))
 
@@ -105,9 +107,10 @@ class Flow:
         self._source = source
         self._first = first
         self._parting = False
+        self._barren = 0  # rounds in a row in which nothing happened
         self.cancelled = False
 
-    def outputs(self, enough: Callable[[], bool] | None = None) -> Iterator[list[Any]]:
+    def outputs(self, enough: Callable[[], bool] | None = None) -> Generator[list[Any], None, None]:
         """Outputs, as they may leave, in lists; ends when the source has, or soon after `enough()` says so."""
         try:
             while True:
@@ -156,8 +159,8 @@ class Flow:
         """Give every stage what its workers can take, the last stage first."""
         for number in range(len(self.stages) - 1, -1, -1):
             stage = self.stages[number]
-            if number + 1 < len(self.stages):
-                self._pass_on(stage, self.stages[number + 1])
+            if number > 0:
+                self._pass_on(self.stages[number - 1], stage)
             self._executor.set_limit(stage.group, None if stage.keyed else stage.size.items)
             while stage.window.room and self._executor.free(stage.group):
                 pulled = self._pull(number, stage)
@@ -174,7 +177,14 @@ class Flow:
             if pulled is not None:
                 self._ledger.received += pulled.count
             return pulled
-        items = [stage.inbox.popleft() for _ in range(min(most, len(stage.inbox)))]
+        items: list[Any] = []
+        while stage.inbox and len(items) < most:
+            if isinstance(stage.inbox[0], _Passing):
+                if items or not stage.window.room:
+                    break
+                stage.window.failed(stage.window.submit(), 0, stage.inbox.popleft())
+            else:
+                items.append(stage.inbox.popleft())
         return Pulled(items, len(items)) if items else None
 
     def _pass_on(self, stage: StageFlow, following: StageFlow) -> None:
@@ -183,25 +193,43 @@ class Flow:
             out = stage.window.take()
             if out is None:
                 return
-            if not isinstance(out, Release):
-                raise out.error.raised(out.index)
-            following.inbox.extend(out.outputs)
+            if isinstance(out, Release):
+                following.inbox.extend(out.outputs)
+            else:  # it goes on through the later stages, to be raised at its place
+                following.inbox.append(_Passing(out.error, out.index))
 
     def _take(self) -> list[Any] | None:
         """What the last stage may release: several parts at once if they are there."""
         window = self.stages[-1].window
         while (out := window.take()) is not None:
             if not isinstance(out, Release):
-                raise out.error.raised(out.index + self._first)
+                raise _raised(out.error, out.index + self._first)
             if out.outputs:
                 return out.outputs if isinstance(out.outputs, list) else list(out.outputs)
         return None
 
     def _check_progress(self, parts: list[Part], wait: float | None) -> None:
-        if parts or wait is not None or not self._source.ended or self._executor.background:
+        """An executor that waits for nothing although inputs are under way has lost them: say so instead of spinning."""
+        if parts or wait is not None or not self._source.ended:
+            self._barren = 0
             return
-        if any(len(stage.window) for stage in self.stages) and not any(stage.inbox for stage in self.stages):
+        self._barren += 1
+        if self._barren > _BARREN:
             raise InternalError("inputs are under way and no worker has them")
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """A failure of an earlier stage, on its way to the end."""
+
+    failure: Failure
+    index: int  # in the input of the stage that failed
+
+
+def _raised(failure: Failure | _Passing, index: int) -> BaseException:
+    while isinstance(failure, _Passing):
+        failure, index = failure.failure, failure.index
+    return failure.raised(index)
 
 
 class Cancellation(Exception):

@@ -8,16 +8,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import partial
-from itertools import accumulate
 from time import monotonic
 from typing import Any, TypedDict, Unpack
 
 from headrace.errors import Cancelled, ConfigError, UnknownOptionError
-from headrace.run.executor import ExecutorConfig, Group, Paced, open_executor
-from headrace.steps import auto
-from headrace.steps.chain import Chain, OnError, SeededChain
-from headrace.steps.flow import Cancellation, Flow, StageFlow
+from headrace.run.executor import Paced, WorkerStatistics, open_executor
+from headrace.steps import auto, build
+from headrace.steps.chain import OnError
+from headrace.steps.flow import Cancellation, Flow
 from headrace.steps.settings import Mode, Runner, Settings, Workers, assigner, make_steps
 from headrace.steps.shuffle import shuffled
 from headrace.steps.source import Chained, IterableSource, QueueSource
@@ -95,12 +93,13 @@ class Pipeline:
         self._entered = False
         self._closed = False
         self._verdict: auto.Verdict | None = None
-        self._last_workers = None
+        self._last_workers = WorkerStatistics()
 
     # -- life -------------------------------------------------------------------------------------------------
 
     def start(self) -> Pipeline:
         """Start the workers. `map` and `emit` do so by themselves."""
+        self._entered = True
         self._open(self.settings.runner)
         return self
 
@@ -187,7 +186,7 @@ class Pipeline:
     def statistics(self) -> Statistics:
         """Counts until now."""
         ledger = self._ledger
-        workers = self._executor.statistics() if self._executor is not None else self._last_statistics()
+        workers = self._executor.statistics() if self._executor is not None else self._last_workers
         steps = ledger.steps()
         elapsed = monotonic() - ledger.started
         count = sum(number for _, number in self.settings.groups) if self._kind != "inline" else 1
@@ -247,7 +246,7 @@ class Pipeline:
                 self._shut()
 
     def _run(self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None) -> Iterator[Any]:
-        flow = Flow(executor, self._stages(), source, first, self._ledger)
+        flow = Flow(executor, build.stages(self.settings, self._ledger), source, first, self._ledger)
         self._flows.append(flow)
         outputs = flow.outputs(enough)
         began = monotonic()
@@ -349,81 +348,24 @@ class Pipeline:
             assert self._executor is not None
             self._queue = QueueSource(self.settings.max_pending)
             self._queue_source = Chained([self._queue])
-            self._queue_flow = Flow(self._executor, self._stages(), self._queue_source, 0, self._ledger)
+            self._queue_flow = Flow(
+                self._executor, build.stages(self.settings, self._ledger), self._queue_source, 0, self._ledger
+            )
             self._flows.append(self._queue_flow)
         return self._queue_flow, self._queue
-
-    def _stages(self) -> list[StageFlow]:
-        ends = list(accumulate(count for _, count in self.settings.groups))
-        return [
-            StageFlow(group, range(end - count, end), self.settings, self._ledger)
-            for group, (end, (_, count)) in enumerate(zip(ends, self.settings.groups, strict=True))
-        ]
 
     def _open(self, kind: str) -> None:
         if self._closed:
             raise ConfigError("this pipeline is closed; build a new one")
         if self._executor is None:
             self._kind = kind
-            self._executor = open_executor(kind, self._config())
+            self._executor = open_executor(kind, build.config(self.settings))
 
     def _open_inline(self) -> Paced:
-        return open_executor("inline", self._config())
+        return open_executor("inline", build.config(self.settings))
 
     def _shut(self) -> None:
         if self._executor is not None:
             executor, self._executor = self._executor, None
             self._last_workers = executor.statistics()
             executor.close()
-
-    def _last_statistics(self) -> Any:
-        from headrace.run.executor import WorkerStatistics
-
-        return self._last_workers or WorkerStatistics()
-
-    def _config(self) -> ExecutorConfig:
-        settings = self.settings
-        groups: list[Group] = []
-        done = 0
-        for number, (steps, count) in enumerate(settings.groups):
-            passes = number > 0 and settings.on_error == "return"
-            if settings.seed is None:
-                factory = partial(Chain, steps, settings.on_error, passes_failed=passes)
-            else:
-                later = number + 1 < len(settings.groups)
-                place = {"seed": settings.seed, "first_step": done, "passes_on": later}
-                factory = partial(SeededChain, steps, settings.on_error, passes_failed=passes, **place)
-            groups.append(Group(partial(_KeyedChain, factory) if settings.assign is not None else factory, count))
-            done += len(steps)
-        return ExecutorConfig(
-            tuple(groups),
-            name="steps",
-            max_retries=settings.max_retries if settings.assign is None else 0,
-            timeout=settings.timeout,
-            hand_back=settings.assign is None,
-            slab_bytes=settings.slab_bytes,
-        )
-
-
-class _KeyedChain:
-    """A chain that gives each item's outputs as a list: with `assign=` the items of a batch are not neighbours."""
-
-    def __init__(self, factory: Callable[[], Chain]) -> None:
-        """Build the chain."""
-        self._chain = factory()
-        self.indexed = self._chain.indexed
-        self.report = self._chain.report
-        self.close = self._chain.close
-
-    @property
-    def where(self) -> str:
-        """See `Chain`."""
-        return self._chain.where
-
-    def at(self, index: int) -> None:
-        """See `SeededChain`."""
-        getattr(self._chain, "at")(index)
-
-    def __call__(self, item: Any) -> list[Any]:
-        """See `Chain`."""
-        return self._chain(item)

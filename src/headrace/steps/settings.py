@@ -116,7 +116,7 @@ def _name(step: Any) -> str:
 def _yields(step: Any) -> bool:
     while isinstance(step, partial):
         step = step.func
-    return inspect.isgeneratorfunction(step) or inspect.isgeneratorfunction(getattr(type(step), "__call__", None))
+    return inspect.isgeneratorfunction(step) or inspect.isgeneratorfunction(type(step).__call__)
 
 
 def assigner(key: Any) -> Callable[[Any], int] | None:

@@ -1,0 +1,69 @@
+"""From settings to workers: what each worker runs, and the stages of a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from headrace.run.executor import ExecutorConfig, Group
+from headrace.steps.chain import Chain
+from headrace.steps.flow import StageFlow
+from headrace.steps.seeded import SeededChain
+from headrace.steps.settings import Settings
+from headrace.steps.statistics import Ledger
+
+
+def stages(settings: Settings, ledger: Ledger) -> list[StageFlow]:
+    """The stages of one flow; workers are numbered through all of them."""
+    ends = list(accumulate(count for _, count in settings.groups))
+    return [
+        StageFlow(group, range(end - count, end), settings, ledger)
+        for group, (end, (_, count)) in enumerate(zip(ends, settings.groups, strict=True))
+    ]
+
+
+def config(settings: Settings) -> ExecutorConfig:
+    """The executor of a pipeline: one group of workers for each stage."""
+    groups: list[Group] = []
+    done = 0
+    for number, (steps, count) in enumerate(settings.groups):
+        passes = number > 0 and settings.on_error == "return"
+        factory: Callable[[], Any] = partial(Chain, steps, settings.on_error, passes_failed=passes)
+        if settings.seed is not None:
+            place = {"seed": settings.seed, "first_step": done, "passes_on": number + 1 < len(settings.groups)}
+            factory = partial(SeededChain, steps, settings.on_error, passes_failed=passes, **place)
+        if settings.assign is not None:
+            factory = partial(KeyedChain, factory)
+        groups.append(Group(factory, count))
+        done += len(steps)
+    return ExecutorConfig(
+        tuple(groups),
+        name="steps",
+        max_retries=settings.max_retries if settings.assign is None else 0,
+        timeout=settings.timeout,
+        hand_back=settings.assign is None,
+        slab_bytes=settings.slab_bytes,
+    )
+
+
+class KeyedChain:
+    """A chain for `assign=`: the items of a batch are not neighbours, so each comes with its index and leaves alone."""
+
+    def __init__(self, factory: Callable[[], Chain]) -> None:
+        """Build the chain."""
+        self._chain = factory()
+        self.report = self._chain.report
+        self.close = self._chain.close
+
+    @property
+    def where(self) -> str:
+        """See `Chain`."""
+        return self._chain.where
+
+    def __call__(self, indexed: tuple[int, Any]) -> list[Any]:
+        """The outputs of one item."""
+        index, item = indexed
+        self._chain.at(index)
+        return self._chain(item)
