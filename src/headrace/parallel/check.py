@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ScheduleError
 from headrace.parallel.action import COMPUTE, RECEIVES, SENDS, Action, Kind
-from headrace.parallel.lower import lower, message_of, peer
+from headrace.parallel.lower import lower, message_of, need_of, peer
 from headrace.parallel.memory import peak_in_flight
 from headrace.parallel.schedule import Schedule
 from headrace.parallel.transport import TRANSPORTS, Message, Transport, by_tensor, deadlock, pair_up, runs_in_step
@@ -197,6 +197,7 @@ def _communicated(schedule: Schedule) -> None:
                         f"move it after the computation\n{_row(schedule, rank, position)}"
                     )
             elif action.is_compute:
+                _made_here(schedule, (rank, position), made)
                 made.update(action.leaves())
                 late = next((a for (r, a) in _needs(schedule, rank, action) if (r, a) in wanted), None)
                 if late is not None:
@@ -211,6 +212,21 @@ def _communicated(schedule: Schedule) -> None:
             f"schedule {schedule.name!r}: {action} is missing on rank {rank}, so {what} never arrives; add it, "
             "or load the schedule compute-only and let lower() add all communication"
         )
+
+
+def _made_here(schedule: Schedule, place: tuple[int, int], made: set[Action]) -> None:
+    """What a computation takes from another stage of its own rank must have run before: no message waits for it."""
+    rank, position = place
+    for leaf in schedule.rows[rank][position].leaves():
+        need = need_of(schedule, leaf)
+        if need is None or schedule.stage_to_rank[need[0]] != rank:
+            continue
+        kinds = (Kind.F,) if need[1] == "F" else (Kind.B, Kind.I)
+        if not any(Action(need[0], kind, need[2]) in made for kind in kinds):
+            raise ScheduleError(
+                f"{_at(schedule, rank, position)} uses what {need[0]}{kinds[0]}{need[2]} on the same rank makes, which comes "
+                f"later\n{_row(schedule, rank, position)}"
+            )
 
 
 def _needs(schedule: Schedule, rank: int, action: Action) -> list[tuple[int, Action]]:

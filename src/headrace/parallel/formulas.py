@@ -31,7 +31,9 @@ def microbatches_for_bubble(num_stages: int, bubble: float) -> int:
     wanted = Fraction(bubble)
     if not 0 < wanted < 1:
         raise ConfigError(f"bubble is the idle share of a step, above 0 and below 1; got {bubble}")
-    return max(1, math.ceil((num_stages - 1) * (1 - wanted) / wanted))
+    least = max(1, math.ceil((num_stages - 1) * (1 - wanted) / wanted))
+    # A third written as a float is a little less than a third: the microbatch that this asks for too much is taken back.
+    return least - 1 if least > 1 and bubble_fraction(num_stages, least - 1) <= bubble else least
 
 
 def effective_batch(num_microbatches: int, microbatch_size: int, data_parallel: int = 1) -> int:
