@@ -1,0 +1,170 @@
+"""Copies and indexes: whole or absent, made once, evicted under a limit, never beside the data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.io import Dataset, build_index
+from headrace.io.cache import CopyCache, cache_root, writing
+from headrace.io.options import CacheOptions
+
+TEXT = frozenset({"text"})
+
+
+def _corpus(folder: Path, shards: int = 3, rows: int = 1000) -> list[list[str]]:
+    folder.mkdir(exist_ok=True)
+    texts = [[f"{s} {r} " + "x" * 400 for r in range(rows)] for s in range(shards)]
+    for s, shard in enumerate(texts):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in shard)
+        (folder / f"{s}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 1))
+    return texts
+
+
+def _read(reader, shard: int, rows: int = 1000) -> list[str]:
+    return reader.read(shard, np.arange(rows), TEXT)["text"]
+
+
+def test_nothing_is_written_beside_the_data(tmp_path: Path, cache_folder: Path) -> None:
+    texts = _corpus(tmp_path / "d")
+    before = sorted(os.listdir(tmp_path / "d"))
+    data = Dataset.from_path("d", tmp_path / "d")
+    reader = data.open()
+    assert [_read(reader, s) for s in range(3)] == texts
+    assert sorted(os.listdir(tmp_path / "d")) == before
+    assert len(list((cache_folder / "copies").glob("*.gz"))) == 3
+    assert len(list((cache_folder / "index").iterdir())) == 3
+
+
+def test_copies_stay_under_the_limit(tmp_path: Path) -> None:
+    texts = _corpus(tmp_path / "d", shards=5)
+    options = {"cache": {"limit_bytes": 1_000_000}}  # two of them
+    data = Dataset.from_path("d", tmp_path / "d", options=options)
+    cache = CopyCache(CacheOptions(limit_bytes=1_000_000))
+    reader = data.open()
+    for shard in (0, 1, 2, 3, 4, 0, 4):
+        assert _read(reader, shard) == texts[shard]
+        assert cache.used() <= 1_000_000
+
+
+def test_a_limit_below_one_shard_says_what_to_do(tmp_path: Path, cache_folder: Path) -> None:
+    _corpus(tmp_path / "d", shards=1)
+    data = Dataset.from_path("d", tmp_path / "d", options={"cache": {"limit_bytes": "100kb"}})
+    assert data.total() == 1000  # counting needs no copy
+    with pytest.raises(ConfigError, match=r"may hold 102400 bytes.*CacheOptions\.limit_bytes"):
+        _read(data.open(), 0)
+    assert not list((cache_folder / "copies").glob("*.gz"))
+    assert not list((cache_folder / "copies").glob("*.part"))
+
+
+def test_a_copy_in_use_is_not_evicted() -> None:
+    cache = CopyCache(CacheOptions(limit_bytes=1000))
+    held = cache.acquire("a", lambda out: out.write(b"a" * 600))
+    with pytest.raises(ConfigError, match="600 of them are in use"):
+        cache.acquire("b", lambda out: out.write(b"b" * 600))
+    assert os.pread(held, 1000, 0) == b"a" * 600
+    os.close(held)
+    os.close(cache.acquire("b", lambda out: out.write(b"b" * 600)))
+    assert cache.used() == 600
+
+
+def test_the_copy_opened_longest_ago_goes_first() -> None:
+    cache = CopyCache(CacheOptions(limit_bytes=1000))
+    for name in "abc":
+        os.close(cache.acquire(name, lambda out: out.write(b"x" * 300)))
+        path = cache.folder / name
+        os.utime(path, (1e9 + ord(name), 1e9 + ord(name)))
+    os.close(cache.acquire("a", lambda out: out.write(b"never")))
+    os.close(cache.acquire("d", lambda out: out.write(b"x" * 300)))
+    assert {p.name for p in cache.folder.iterdir() if p.suffix != ".lock"} == {"a", "c", "d"}
+
+
+def test_threads_make_a_copy_once() -> None:
+    cache = CopyCache(CacheOptions())
+    made, barrier = [], threading.Barrier(6)
+
+    def work() -> None:
+        barrier.wait()
+        os.close(cache.acquire("k", lambda out: (made.append(1), out.write(b"data"))))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_processes_share_a_cache(tmp_path: Path, cache_folder: Path) -> None:
+    texts = _corpus(tmp_path / "d", shards=2)
+    code = (
+        "import sys, numpy as np; from headrace.io import Dataset;"
+        "d = Dataset.from_path('d', sys.argv[1], options={'cache': {'limit_bytes': 1200000}}); r = d.open();"
+        "c = [r.read(s, np.arange(1000), frozenset({'text'}))['text'] for s in (0, 1, 0, 1)];"
+        "assert c[0] == c[2] and c[1] == c[3]; print(len(c[0]), c[1][-1])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "d")]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    for run in runs:
+        out, err = run.communicate(timeout=120)
+        assert out.split(" ", 1) == ["1000", texts[1][-1] + "\n"], err
+    assert not list(cache_folder.rglob("*.part"))
+    assert len([p for p in (cache_folder / "copies").iterdir() if p.suffix != ".lock"]) == 2
+
+
+def test_half_a_file_never_appears(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="stop"), writing(tmp_path / "x") as out:
+        out.write(b"half")
+        raise RuntimeError("stop")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_index_is_kept_checked_and_mended(tmp_path: Path, cache_folder: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n{"text": "b"}\n')
+    assert Dataset.from_path("d", path).total() == 2
+    (index,) = (cache_folder / "index").iterdir()
+    first = index.stat()
+    assert Dataset.from_path("d", path).total() == 2
+    assert index.stat().st_mtime_ns == first.st_mtime_ns  # kept
+    path.write_bytes(b'{"text": "c"}\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n')  # as long as before
+    assert path.stat().st_size == 28
+    assert Dataset.from_path("d", path).total() == 1
+    for broken in (b"", b"short", index.read_bytes()[:-3], b"\0" * 200):
+        index.write_bytes(broken)
+        assert Dataset.from_path("d", path).total() == 1
+    index.unlink()
+    data = Dataset.from_path("d", path)
+    index.unlink()  # gone between making the dataset and reading it
+    assert data.open().read(0, np.array([0]), TEXT) == {"text": ["c"]}
+
+
+def test_an_index_beside_the_data(tmp_path: Path, cache_folder: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
+    options = {"cache": {"index_beside": True}}
+    report = build_index(tmp_path, options=options)
+    assert (report.format, report.shards, report.rows, report.bytes) == ("jsonl", 1, 1, 14)
+    assert sorted(os.listdir(tmp_path)) == [".a.jsonl.headrace-index", "a.jsonl"]
+    assert not (cache_folder / "index").exists()
+    assert Dataset.from_path("d", tmp_path, options=options).shard_names == ("a.jsonl",)
+
+
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_root(CacheOptions(root=str(tmp_path / "here"))) == tmp_path / "here"
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "env"))
+    assert cache_root(CacheOptions()) == tmp_path / "env"
+    monkeypatch.delenv("HEADRACE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_root(CacheOptions()) == tmp_path / "xdg" / "headrace"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="HEADRACE_CACHE"):
+        cache_root(CacheOptions(root=str(tmp_path / "file")))
