@@ -13,6 +13,7 @@ from operator_streams import Tally, as_objects, cut, find, restored, rows_of, ru
 
 from headrace.core.block import Origin
 from headrace.ops.batch import Batch
+from headrace.ops.pack.domains import DomainGroups
 from headrace.ops.pack.flat import PackFlat
 from headrace.ops.shuffle import Shuffle
 
@@ -41,6 +42,17 @@ OPERATORS: dict[str, Any] = {
         max_sequences_per_bin=2,
         max_candidate_age=5,
     ),
+    "wrap-full": PackFlat(16, pad_token_id=0, algorithm="wrap", homogeneity="full"),
+    "wrap-full-unpadded": PackFlat(16, algorithm="wrap", homogeneity="full"),
+    "first-fit-full": PackFlat(16, num_bins=2, pad_token_id=0, homogeneity="full"),
+    "best-fit-wrap-group": PackFlat(
+        16,
+        pad_token_id=0,
+        algorithm="best_fit_wrap",
+        candidate_pool_size=3,
+        homogeneity="group",
+        groups=DomainGroups({"even": ["a"], "odd": ["b"]}),
+    ).with_components({"a": 0, "b": 1}),
     "first-fit-random": PackFlat(16, num_bins=3, pad_token_id=0, shuffle_strategy="random", shuffle_seed=4),
     "wrap-length": PackFlat(16, algorithm="wrap", shuffle_strategy="length"),
 }

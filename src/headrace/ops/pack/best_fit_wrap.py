@@ -53,14 +53,19 @@ class BestFitWrapPacker:
         self._candidates = _Candidates()
         self._start: dict[int, int] = {}  # first token still here, of each candidate; oldest first
         self._pool.clear()
+        self.closers: list[int] = []
 
     def push(self, block: Block) -> list[Block]:
         """Rows of long documents, and every row for which the pool is large enough."""
-        rows, empty = without_empty(self._fields.align(block))
+        aligned = self._fields.align(block)
+        rows, empty = without_empty(aligned)
+        places = (aligned.offsets[1:] > aligned.offsets[:-1]).nonzero()[0].tolist()
         first = self._pool.add(_as_block(rows, self._lane))
         built: list[list[Segment]] = []
+        self.closers = []
         for number, length in enumerate((rows.offsets[1:] - rows.offsets[:-1]).tolist(), first):
             self._arrive(number, length, built)
+            self.closers += [places[number - first]] * (len(built) - len(self.closers))
         out = [self._emit(built)] if built else []
         if self._pool.wasteful(len(self._start)):
             self._pool.keep(self._handles())

@@ -65,11 +65,14 @@ class BinPacker:
         self._rooms = [self._shape.max_length] * self._rules.num_bins
         self._free = list(range(self._rules.num_bins))  # a heap: the lowest slot is used first
         self._held = 0  # documents in open bins
+        self._closers: list[int] = []  # the document that closed each bin
+        self.closers: list[int] = []
         self._pool.clear()
 
     def push(self, block: Block) -> list[Block]:
         """Every bin that is full now, in the order in which they closed."""
-        rows, empty = without_empty(self._fields.align(block))
+        aligned = self._fields.align(block)
+        rows, empty = without_empty(aligned)
         drops = block.drops
         if len(empty):
             drops = (*drops, Drop(_NAME, "empty document", empty))
@@ -79,7 +82,10 @@ class BinPacker:
             drops = (*drops, self._oversized(rows, lengths, ~fits))
         first = self._pool.add(_as_block(rows, self._lane))
         self._held += int(np.count_nonzero(fits))
+        self._closers = []
         closed = self._assign(lengths[fits].tolist(), (first + np.flatnonzero(fits)).tolist())
+        places = (aligned.offsets[1:] > aligned.offsets[:-1]).nonzero()[0]
+        self.closers = places[np.asarray(self._closers, np.int64) - first].tolist()
         out = [self._emit(closed)] if closed else []
         if self._pool.wasteful(self._held):
             self._pool.keep(self._handles())
@@ -149,19 +155,20 @@ class BinPacker:
             slot = find(length)
             if slot < 0:
                 if not self._free:
-                    self._close(self._most_urgent(), closed)
+                    self._close(self._most_urgent(), closed, handle)
                 slot = heappop(self._free)
                 opened[slot] = []
             documents = opened[slot]
             documents.append(handle)
             rooms[slot] = room = rooms[slot] - length
             if room < min_room or len(documents) >= cap:
-                self._close(slot, closed)
+                self._close(slot, closed, handle)
             else:
                 update(slot, room)
         return closed
 
-    def _close(self, slot: int, closed: list[list[int]]) -> None:
+    def _close(self, slot: int, closed: list[list[int]], closer: int) -> None:
+        self._closers.append(closer)
         documents = self._open.pop(slot)
         closed.append(documents)
         self._held -= len(documents)

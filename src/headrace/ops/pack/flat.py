@@ -12,7 +12,9 @@ longer than a row is cut by the two that wrap and otherwise dropped and counted,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from headrace.core.block import Block, Origin
@@ -23,6 +25,7 @@ from headrace.ops.pack.assemble import assemble_rows
 from headrace.ops.pack.best_fit import BestFit
 from headrace.ops.pack.best_fit_wrap import BestFitWrapPacker, PoolRules
 from headrace.ops.pack.bins import BinPacker, BinRules
+from headrace.ops.pack.domains import DomainGroups, DomainPacker, RowPacker
 from headrace.ops.pack.fields import AlignedFields
 from headrace.ops.pack.first_fit import FirstFit
 from headrace.ops.pack.ordered import OrderedPacker
@@ -32,6 +35,7 @@ from headrace.ops.pack.wrap import WrapPacker
 PackingAlgorithm = Literal["first_fit", "best_fit", "wrap", "best_fit_wrap"]
 ShuffleStrategy = Literal["random", "length"]
 FlushStrategy = Literal["fifo", "fullest"]
+Homogeneity = Literal["none", "full", "group"]
 
 _NAME: Final = "pack_flat"
 _CUTTING: Final = ("wrap", "best_fit_wrap")
@@ -59,61 +63,14 @@ class PackFlat:
     flush_strategy: FlushStrategy = "fifo"
     candidate_pool_size: int | None = None
     max_candidate_age: int | None = None
+    homogeneity: Homogeneity = "none"
+    groups: DomainGroups | None = None
+    components: tuple[tuple[str, int], ...] = ()
+    """Names and ids of the components; `with_components` fills it in, for `homogeneity="group"`."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        cutting = self.algorithm in _CUTTING
-        wrap = self.algorithm == "wrap"
-        pooled = self.algorithm == "best_fit_wrap"
-        problems = [
-            (self.max_length <= 0, f"max_length must be at least 1, found {self.max_length}"),
-            (
-                self.algorithm not in _CUTTING + _BINNING,
-                f"unknown algorithm {self.algorithm!r}; known: {', '.join(_CUTTING + _BINNING)}",
-            ),
-            (
-                self.max_sequences_per_bin is not None and self.max_sequences_per_bin <= 0,
-                f"max_sequences_per_bin must be at least 1, found {self.max_sequences_per_bin}",
-            ),
-            (
-                self.min_sequence_length < 0,
-                f"min_sequence_length must not be negative, found {self.min_sequence_length}",
-            ),
-            (cutting and self.num_bins is not None, f"num_bins has no meaning for {self.algorithm!r}; leave it out"),
-            (not cutting and self.num_bins is None, f"{self.algorithm!r} needs num_bins, the rows kept open at a time"),
-            (self.num_bins is not None and self.num_bins <= 0, f"num_bins must be at least 1, found {self.num_bins}"),
-            (
-                cutting and self.drop_oversized is True,
-                f"{self.algorithm!r} cuts long documents, so drop_oversized=True has no meaning",
-            ),
-            (
-                self.pad_token_id is None and not wrap,
-                f"{self.algorithm!r} pads rows, so it needs pad_token_id",
-            ),
-            (
-                self.pad_token_id is None and wrap and self.max_sequences_per_bin is not None,
-                "max_sequences_per_bin closes rows early, so it needs pad_token_id",
-            ),
-            *(
-                (
-                    value is not None and (not pooled or value <= 0),
-                    f"{name} must be at least 1, and is for 'best_fit_wrap' only; found {value} with {self.algorithm!r}",
-                )
-                for name, value in (
-                    ("candidate_pool_size", self.candidate_pool_size),
-                    ("max_candidate_age", self.max_candidate_age),
-                )
-            ),
-            (
-                self.shuffle_strategy not in (None, "random", "length"),
-                f"unknown shuffle_strategy {self.shuffle_strategy!r}; known: 'random', 'length'",
-            ),
-            (
-                self.flush_strategy not in ("fifo", "fullest"),
-                f"unknown flush_strategy {self.flush_strategy!r}; known: 'fifo', 'fullest'",
-            ),
-        ]
-        for wrong, message in problems:
+        for wrong, message in (*_size_problems(self), *_mode_problems(self)):
             if wrong:
                 raise ConfigError(f"{_NAME}: {message}")
 
@@ -129,7 +86,18 @@ class PackFlat:
 
     def describe(self) -> dict[str, Any]:
         """Parameters that decide data."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        parameters = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "components"}
+        return parameters | {"groups": None if self.groups is None else self.groups.describe()}
+
+    def with_components(self, components: Mapping[str, int]) -> PackFlat:
+        """The same operator, told which component id has which name. An unknown name in `groups` is a ConfigError."""
+        if self.groups is None:
+            return self
+        self.groups.validate_against(components)
+        alone = sorted(components.keys() - self.groups.to_member_map().keys())
+        if alone:
+            warnings.warn(f"{_NAME}: in no group, so never packed with others: {', '.join(alone)}", stacklevel=2)
+        return replace(self, components=tuple(sorted(components.items())))
 
     def needs(self, downstream: Fields) -> Fields:
         """The token field, and whatever else is wanted of its output."""
@@ -141,15 +109,21 @@ class PackFlat:
     def accumulator(self, lane: int) -> Accumulator:
         """The open rows of one lane."""
         packer: Accumulator
-        if self.algorithm == "wrap":
-            packer = WrapPacker(self._fields(), self._shape(), self.max_sequences_per_bin, lane)
-        elif self.algorithm == "best_fit_wrap":
-            packer = BestFitWrapPacker(self._pool_rules(), self._fields(), self._shape(), lane)
+        if self.homogeneity == "none":
+            packer = self._packer(self._fields(), lane)
         else:
-            packer = BinPacker(_FITTINGS[self.algorithm], self._rules(), self._fields(), self._shape(), lane)
+            domains = None if self.groups is None else self.groups.domains(dict(self.components))
+            packer = DomainPacker(lambda fields: self._packer(fields, lane), self._fields, domains, lane)
         if self.shuffle_strategy is None:
             return packer
         return OrderedPacker(packer, self.shuffle_strategy, self.shuffle_seed or 0, self.tokens_field, lane)
+
+    def _packer(self, fields: AlignedFields, lane: int) -> RowPacker:
+        if self.algorithm == "wrap":
+            return WrapPacker(fields, self._shape(), self.max_sequences_per_bin, lane)
+        if self.algorithm == "best_fit_wrap":
+            return BestFitWrapPacker(self._pool_rules(), fields, self._shape(), lane)
+        return BinPacker(_FITTINGS[self.algorithm], self._rules(), fields, self._shape(), lane)
 
     def assemble(self, records: Block, origin: Origin) -> Block:
         """Rebuild the packed rows named by `origin` from the documents they were made of."""
@@ -173,3 +147,54 @@ class PackFlat:
 
     def _shape(self) -> RowShape:
         return RowShape(self.max_length, self.pad_token_id, self.emit_positions)
+
+
+def _size_problems(op: PackFlat) -> list[tuple[bool, str]]:
+    cutting, pooled = op.algorithm in _CUTTING, op.algorithm == "best_fit_wrap"
+    only_pooled = {"candidate_pool_size": op.candidate_pool_size, "max_candidate_age": op.max_candidate_age}
+    return [
+        (op.max_length <= 0, f"max_length must be at least 1, found {op.max_length}"),
+        (
+            op.max_sequences_per_bin is not None and op.max_sequences_per_bin <= 0,
+            f"max_sequences_per_bin must be at least 1, found {op.max_sequences_per_bin}",
+        ),
+        (op.min_sequence_length < 0, f"min_sequence_length must not be negative, found {op.min_sequence_length}"),
+        (cutting and op.num_bins is not None, f"num_bins has no meaning for {op.algorithm!r}; leave it out"),
+        (
+            op.algorithm in _FITTINGS and op.num_bins is None,
+            f"{op.algorithm!r} needs num_bins, the rows kept open at a time",
+        ),
+        (op.num_bins is not None and op.num_bins <= 0, f"num_bins must be at least 1, found {op.num_bins}"),
+        *(
+            (
+                value is not None and (not pooled or value <= 0),
+                f"{name} must be at least 1, and is for 'best_fit_wrap' only; found {value} with {op.algorithm!r}",
+            )
+            for name, value in only_pooled.items()
+        ),
+    ]
+
+
+def _mode_problems(op: PackFlat) -> list[tuple[bool, str]]:
+    unpadded, wrap = op.pad_token_id is None, op.algorithm == "wrap"
+    return [
+        *(
+            (value not in known, f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
+            for name, value, known in (
+                ("algorithm", op.algorithm, _CUTTING + _BINNING),
+                ("shuffle_strategy", op.shuffle_strategy, (None, "random", "length")),
+                ("flush_strategy", op.flush_strategy, ("fifo", "fullest")),
+                ("homogeneity", op.homogeneity, ("none", "full", "group")),
+            )
+        ),
+        (
+            op.algorithm in _CUTTING and op.drop_oversized is True,
+            f"{op.algorithm!r} cuts long documents, so drop_oversized=True has no meaning",
+        ),
+        (unpadded and not wrap, f"{op.algorithm!r} pads rows, so it needs pad_token_id"),
+        (
+            unpadded and op.max_sequences_per_bin is not None,
+            "max_sequences_per_bin closes rows early, so it needs pad_token_id",
+        ),
+        ((op.groups is None) == (op.homogeneity == "group"), "homogeneity='group' and groups= go together"),
+    ]

@@ -36,15 +36,22 @@ class WrapPacker:
         self._lengths: list[Ints] = []  # tokens of each document that are still here
         self._tokens = 0
         self._skip = 0  # tokens of the first document that have left
+        self._completed: Ints = np.empty(0, np.int64)  # of each row just emitted, the document in which it ends
+        self.closers: list[int] = []
 
     def push(self, block: Block) -> list[Block]:
         """Every row that is full now."""
-        rows, empty = without_empty(self._fields.align(block))
+        aligned = self._fields.align(block)
+        rows, empty = without_empty(aligned)
+        before = sum(map(len, self._ids))
         drops = block.drops
         if len(empty):
             drops = (*drops, Drop(_NAME, "empty document", empty))
         self._append(rows)
+        self._completed = np.empty(0, np.int64)
         out = self._full_rows()
+        places = (aligned.offsets[1:] > aligned.offsets[:-1]).nonzero()[0]
+        self.closers = places[self._completed - before].tolist()
         if drops:
             out = out or [block.slice(0, 0).with_columns({})]
             out[0] = out[0].dropping(*drops)
@@ -108,6 +115,7 @@ class WrapPacker:
         ids, lengths = np.concatenate(self._ids), np.concatenate(self._lengths)
         ends = lengths.cumsum()
         cut = int(cuts[-1])
+        self._completed = ends.searchsorted(cuts)
         segment_ends = np.concatenate([ends[: ends.searchsorted(cut, side="right")], cuts])
         segment_ends.sort()
         starts = np.zeros_like(segment_ends)
