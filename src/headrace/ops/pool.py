@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.core.block import ORIGIN_WIDTH, Block, Column, Ints, Origin, Ragged, Text, concat_blocks
 
-_WASTE: Final = 3
+_WASTE: Final = 2
 _SLACK: Final = 1024
 
 
