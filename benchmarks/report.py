@@ -5,10 +5,13 @@ python -m benchmarks.report FILE... > table.md
 
 from __future__ import annotations
 
+import argparse
 import json
+import platform
 import statistics
-import sys
 from pathlib import Path
+
+import psutil
 
 from .goals import goals_table
 from .results import Run, best, grouped, is_rival, median
@@ -108,6 +111,39 @@ def markdown(path: Path, tables: list[str]) -> str:
     return "\n".join(lines)
 
 
+def machine() -> str:
+    """One line about where the runs were made."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    memory = round(psutil.virtual_memory().total / 2**30)
+    return f"{psutil.cpu_count()} x {model}, {memory} GiB, Python {platform.python_version()}, data in the page cache."
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the page's two markers."""
+    begin, end = "<!-- results -->", "<!-- end of results -->"
+    old = page.read_text(encoding="utf-8")
+    head, rest = old.split(begin)
+    page.write_text(f"{head}{begin}\n\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--into", type=Path, default=None)
+    args = parser.parse_args()
+    text = f"{machine()}\n\n{markdown(args.results, ['W1', 'W2', 'W3', 'W4', 'W5'])}"
+    if args.into is None:
+        print(text)
+    else:
+        put_into(args.into, text)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(markdown(Path(name), ["W1", "W2", "W3", "W4", "W5"]))
+    main()
