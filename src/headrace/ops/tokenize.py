@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.core.block import Block, Column, Drop, Ints, Origin, Ragged
+from headrace.core.block import MISSING, Block, Column, Drop, Ints, Origin, Ragged, field_roots, to_list
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.errors import ConfigError, InternalError, UnknownOptionError
 from headrace.ops.tokenizer.gate import EncoderChoice, choose_encoder
@@ -118,8 +118,22 @@ class Tokenize:
         _ = self.affixes
         if self.padding == "max_length":
             _ = self.pad_id
-        texts = read_texts(sample, self.field, False, BadRows())[0] if isinstance(sample, Block) else sample or ()
+        texts = self._sample_texts(sample) if isinstance(sample, Block) else sample or ()
         return replace(self, choice=choose_encoder(self.loaded, texts, self.encoder))
+
+    def _sample_texts(self, sample: Block) -> list[str]:
+        """Texts of the sample. ConfigError if no row of it has the field: a wrong name should fail before the run."""
+        bad = BadRows()
+        texts = read_texts(sample, self.field, False, bad)[0]
+        if (
+            self.missing_field == "error"
+            and len(sample)
+            and all(v is MISSING for v in to_list(sample.column(self.field)))
+        ):
+            raise ConfigError(
+                f"tokenize(field={self.field!r}): none of {len(sample)} sampled records has it; {bad.errors[0]}"
+            )
+        return texts
 
     def describe(self) -> dict[str, Any]:
         """Every parameter that decides data, and the tokenizer's identity by content."""
@@ -140,9 +154,10 @@ class Tokenize:
 
     def needs(self, downstream: Fields) -> Fields:
         """The text field, and what is wanted further down if the upstream payload is kept."""
+        own = field_roots([self.field])
         if not self.preserve_upstream_payload:
-            return frozenset({self.field})
-        return None if downstream is None else downstream - {"input_ids", "attention_mask"} | {self.field}
+            return own
+        return None if downstream is None else downstream - {"input_ids", "attention_mask"} | own
 
     def summary(self) -> str:
         """One line for explain(): which encoder runs and why."""

@@ -1,8 +1,9 @@
-"""Encoding with `fastokens`: a fast library that follows `tokenizers` furthest. Nothing else in headrace imports it.
+"""Encoding with `fastokens`: 20 to 40 times the speed of `tokenizers`. Nothing else in headrace imports it.
 
-It knows the same pre-tokenizers and the same Unicode tables as the reference, so it takes over where gigatoken refuses a
-tokenizer or differs (all those that normalise to NFC). A call works on the calling thread and on the library's own pool, which
-it starts anew in a forked process. In worker processes the pool is kept to one thread unless the user has set its size.
+It knows the same pre-tokenizers and the same Unicode tables as the reference (gigatoken composes newer characters than the
+reference does, which changes ids under NFC). A call works on the calling thread and on the library's own pool, which it starts
+anew in a forked process; in worker processes the pool is kept to one thread unless the user has set RAYON_NUM_THREADS. Its
+cache stops growing at about 160 MB.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
 
 
 class FastokensEncoder:
-    """Ids by `fastokens`. One per thread."""
+    """Ids by `fastokens`; threads may share one, and do not wait for each other."""
 
     def __init__(self, tokenizer: JsonTokenizer) -> None:
         """Load the tokenizer (0.3 s for 50 k tokens). Any error means that it cannot be used."""

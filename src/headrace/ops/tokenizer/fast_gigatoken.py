@@ -1,7 +1,8 @@
 """Encoding with `gigatoken`: 20 to 90 times the speed of `tokenizers` on one thread. Nothing else in headrace imports it.
 
 It reads special tokens in text as the tokens they spell, so for plain reading it is given the file without them. It knows
-neither lone surrogates nor invalid UTF-8 as errors; callers pass `str` that encodes.
+neither lone surrogates nor invalid UTF-8 as errors; callers pass `str` that encodes. Its one-document call holds the GIL;
+the batch call does not, and costs 0.17 ms of Python however small the batch, so blocks should hold 64 documents or more.
 """
 
 from __future__ import annotations
