@@ -5,8 +5,8 @@ tokenizing fifty tokens. What surprises:
 
 * `SampleBatch.records` is built on first use. From then on the records are the truth: a payload rebound there is what
   `to_training()` sees.
-* Fields whose names begin with `_` are the library's own (padding of a packed row, for instance). They are left out of
-  payloads and travel in `SampleMeta.tags`, so that records turned back into a block lose nothing.
+* The library's own fields (the padding of a packed row, for instance) are left out of payloads and travel in
+  `SampleMeta.tags`, so that records turned back into a block lose nothing.
 * A packed row carries the identity of its first segment, with the segment's start appended to the lineage.
 """
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from headrace.core.block import (
     CHUNK,
     COMPONENT,
+    MISSING,
     OFFSET,
     ORIGIN_WIDTH,
     PIECE,
@@ -34,7 +35,7 @@ from headrace.core.block import (
     lookup,
     to_list,
 )
-from headrace.core.tokens import PADDING
+from headrace.core.tokens import HIDDEN, PAD_TOKEN_ID, PADDING
 from headrace.training import to_training
 
 DatasetId = int
@@ -56,9 +57,6 @@ SamplePayloadDict = dict[str, Any]
 SamplePayload = SamplePayloadAtom | list[Any] | SamplePayloadDict
 
 _PACKING_TAG: Final = "_packing_metadata"
-_RESERVED: Final = frozenset(
-    {"_contributors", "_tombstone", "_flush_sentinel", "_boundary_cid", "_source_exhausted", _PACKING_TAG}
-)
 _PIECE_RADIX: Final = 1 << 20
 
 
@@ -306,19 +304,28 @@ def _compact_column(column: Column) -> Column:
 
 def records_from_block(block: Block) -> list[SampleRecord]:
     """One record per row."""
-    hidden = {name: to_list(column) for name, column in (block.columns or {}).items() if name.startswith("_")}
-    visible = block if not hidden else replace(block, columns=_visible(block.columns or {}))
+    hidden, payloads = _payloads(block)
     metas = metas_from_origin(block.origin, block.lane)
     if hidden or block.origin.rows is not None:
         metas = [
             replace(meta, tags={**meta.tags, **_tags(meta, {name: values[row] for name, values in hidden.items()})})
             for row, meta in enumerate(metas)
         ]
-    return [SampleRecord(meta, payload) for meta, payload in zip(metas, visible.payloads(), strict=True)]
+    return [SampleRecord(meta, payload) for meta, payload in zip(metas, payloads, strict=True)]
 
 
-def _visible(columns: Mapping[str, Column]) -> dict[str, Column]:
-    return {name: column for name, column in columns.items() if not name.startswith("_")}
+def _payloads(block: Block) -> tuple[dict[str, list[Any]], list[Any]]:
+    """The library's own fields, and the payloads without them."""
+    if block.columns is not None:
+        hidden = {name: to_list(column) for name, column in block.columns.items() if name in HIDDEN}
+        visible = {name: column for name, column in block.columns.items() if name not in HIDDEN}
+        return hidden, (replace(block, columns=visible) if hidden else block).payloads()
+    rows = block.payloads()
+    names = [name for name in HIDDEN if any(isinstance(row, Mapping) and name in row for row in rows)]
+    if not names:
+        return {}, rows
+    bare = [{k: v for k, v in row.items() if k not in HIDDEN} if isinstance(row, Mapping) else row for row in rows]
+    return {name: [0 if (value := lookup(row, name)) is MISSING else value for row in rows] for name in names}, bare
 
 
 def _tags(meta: SampleMeta, hidden: dict[str, Any]) -> dict[str, Any]:
@@ -390,9 +397,8 @@ def _hidden_columns(metas: Sequence[SampleMeta]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     if any(_PACKING_TAG in meta.tags for meta in metas):
         columns[PADDING] = np.array([meta.padding_length for meta in metas], np.int32)
-    for name in dict.fromkeys(name for meta in metas for name in meta.tags):
-        if name.startswith("_") and name not in _RESERVED:
-            columns[name] = np.asarray([meta.tags.get(name, 0) for meta in metas])
+    if any(PAD_TOKEN_ID in meta.tags for meta in metas):
+        columns[PAD_TOKEN_ID] = np.asarray([meta.tags.get(PAD_TOKEN_ID, 0) for meta in metas])
     return columns
 
 

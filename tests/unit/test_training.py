@@ -242,6 +242,14 @@ def test_padding_that_cannot_be_is_an_error() -> None:
         training(rows, return_labels=True)
 
 
+def test_padding_is_known_from_the_segments_where_a_function_left_the_column_out() -> None:
+    rows = packed([1, 2, 3], length=5)
+    bare = rows.with_columns({"input_ids": rows.columns["input_ids"]})
+    assert training(bare, return_labels=True)["labels"].tolist() == [[2, 3, -100, -100]]
+    shorter = rows.with_columns({"input_ids": rows.columns["input_ids"][:, :2]})
+    assert training(shorter, return_labels=True)["labels"].tolist() == [[2]]
+
+
 def test_padding_of_a_fixed_width_is_read_from_the_attention_mask() -> None:
     mask = np.array([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1]], np.uint8)
     rows = block(3, {"input_ids": np.ones((3, 4), np.int32), "attention_mask": mask})

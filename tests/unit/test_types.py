@@ -115,6 +115,19 @@ def test_hidden_columns_travel_in_tags() -> None:
     assert block_from_records(records).column("_pad_token_id").tolist() == [9, 9]
 
 
+def test_a_field_of_the_user_may_begin_with_an_underscore() -> None:
+    block = documents([2, 3])
+    records = records_from_block(block.with_columns({**block.columns, "_id": np.array([4, 5])}))
+    assert [record.payload["_id"] for record in records] == [4, 5]
+
+
+def test_hidden_fields_of_python_payloads_travel_too() -> None:
+    rows = packed([5, 6, 2])
+    records = records_from_block(rows.with_rows(rows.payloads()))
+    assert [record.meta.padding_length for record in records] == [0, 3]
+    assert set(records[0].payload) == {"input_ids", "positions"}
+
+
 def test_records_handed_out_are_the_truth() -> None:
     batch = SampleBatch.from_block(documents([3, 3]))
     before = batch.to_training(dtype=None)["input_ids"]

@@ -1,6 +1,6 @@
 """Names and shapes of token rows: what packing, batching and the training view agree on.
 
-Columns whose names begin with `_` belong to the library and are hidden from payloads:
+Two columns belong to the library and are hidden from payloads (`HIDDEN`; a user's own `_id` is not):
 
 * `_padding` int32 `[n]`: padding tokens at the end of each row, known from lengths and never from token values;
 * `_pad_token_id` int64 `[n]`: rows of unequal length are padded with this id to the longest of their batch, in the
@@ -23,6 +23,7 @@ TOKEN_FIELDS: Final = ("input_ids", "tokens", "token_ids", "ids")
 POSITIONS: Final = "positions"
 PADDING: Final = "_padding"
 PAD_TOKEN_ID: Final = "_pad_token_id"
+HIDDEN: Final = frozenset({PADDING, PAD_TOKEN_ID})
 
 
 def find_tokens_field(names: Iterable[str]) -> str | None:

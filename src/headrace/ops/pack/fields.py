@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Column, Ints, Ragged, Text
-from headrace.core.tokens import POSITIONS, TOKEN_FIELDS, column_lengths, find_tokens_field, holds_numbers, is_sequence
+from headrace.core.tokens import (
+    HIDDEN,
+    POSITIONS,
+    TOKEN_FIELDS,
+    column_lengths,
+    find_tokens_field,
+    holds_numbers,
+    is_sequence,
+)
 from headrace.errors import PayloadTypeError, RecordError
 
 _NAME = "pack_flat"
@@ -95,7 +103,7 @@ class AlignedFields:
                 raise PayloadTypeError(str(_error(block, row, found, "tokenize before packing")))
         columns = block.as_columns()
         for name, column in columns.items():
-            if self._learned() and name not in self.dtypes and not name.startswith("_"):
+            if self._learned() and name not in self.dtypes and name not in HIDDEN:
                 row = _first_numbers(column)
                 if row is not None:
                     message = f"field {name!r} appears in some records only"
@@ -127,7 +135,7 @@ class AlignedFields:
         """Names and types of the packed fields, from a record with tokens."""
         found = {self.tokens: _dtype(block.column(self.tokens), row)}
         for name, column in columns.items():
-            if name != self.tokens and not name.startswith("_") and _is_numbers(column, row):
+            if name != self.tokens and name not in HIDDEN and _is_numbers(column, row):
                 found[name] = _dtype(column, row)
         if self._emit_positions and POSITIONS in found:
             raise _error(
