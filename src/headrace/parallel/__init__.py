@@ -25,6 +25,8 @@ rows in order, and record a `Timeline` of `Span`s in seconds since the step bega
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headrace.parallel.action import Action, Kind
 from headrace.parallel.builders.registry import build as build_schedule
 from headrace.parallel.builders.registry import schedules
@@ -48,10 +50,26 @@ from headrace.parallel.schedule import Schedule
 from headrace.parallel.simulate import Simulation, simulate
 from headrace.parallel.timeline import Span, Timeline
 
+if TYPE_CHECKING:
+    from headrace.parallel.torch_distributed import DistributedPipeline as DistributedPipeline
+    from headrace.parallel.torch_distributed import RankResult as RankResult
+    from headrace.parallel.torch_distributed import RunOptions as RunOptions
+    from headrace.parallel.torch_pipeline import Pipeline as Pipeline
+    from headrace.parallel.torch_pipeline import StepResult as StepResult
+    from headrace.parallel.torch_profile import plan as plan
+    from headrace.parallel.torch_profile import profile_layers as profile_layers
+    from headrace.parallel.torch_stage import PipelineStage as PipelineStage
+
 # Names that need torch, by the module that holds them: resolved on first use.
 _TORCH = {
+    "DistributedPipeline": "headrace.parallel.torch_distributed",
     "Pipeline": "headrace.parallel.torch_pipeline",
     "PipelineStage": "headrace.parallel.torch_stage",
+    "RankResult": "headrace.parallel.torch_distributed",
+    "RunOptions": "headrace.parallel.torch_distributed",
+    "StepResult": "headrace.parallel.torch_pipeline",
+    "plan": "headrace.parallel.torch_profile",
+    "profile_layers": "headrace.parallel.torch_profile",
 }
 
 

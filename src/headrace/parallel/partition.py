@@ -153,14 +153,17 @@ def balance(
     """
     hardware = hardware or Hardware()
     program = Program.of(schedule)
+    sample = Program.of(_sample(schedule))
     even_counts = tuple(even) if even is not None else even_split(len(layers), schedule.num_stages)
 
-    def score(counts: Sequence[int]) -> Score:
+    def score(counts: Sequence[int], on: Program = sample) -> Score:
         costs = stage_costs(layers, counts, hardware)
         over = max(0.0, max(peak_bytes(schedule, costs)) - memory) if memory < math.inf else 0.0
-        return over, simulate(program, costs).makespan
+        return over, simulate(on, costs).makespan
 
-    counts, (over, best) = _descend(layers, _first_cut(layers, schedule, hardware, memory), score)
+    first = _first_cut(layers, schedule, hardware, memory)
+    moved, _ = _descend(layers, first, score)
+    (over, best), counts = min((score(c, program), c) for c in {first, moved})
     if over:
         peaks = peak_bytes(schedule, stage_costs(layers, counts, hardware))
         rank = peaks.index(max(peaks))
@@ -177,6 +180,13 @@ def balance(
         simulate(program, stage_costs(layers, even_counts, hardware)).makespan,
         ties_across(layers, counts),
     )
+
+
+def _sample(schedule: Schedule) -> Schedule:
+    """Enough of a long schedule to judge cuts by: fill, drain, and three times the depth between them."""
+    enough = 4 * schedule.num_ranks
+    long = schedule.num_microbatches > enough and schedule.num_stages * schedule.num_microbatches > 1000
+    return schedule.take(enough) if long else schedule
 
 
 def _first_cut(layers: Sequence[LayerCost], schedule: Schedule, hardware: Hardware, memory: float) -> tuple[int, ...]:

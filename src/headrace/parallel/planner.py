@@ -16,12 +16,14 @@ from pathlib import Path
 from headrace.errors import ConfigError
 from headrace.parallel.builders.registry import build, recipe, schedules
 from headrace.parallel.check import Proof, prove
+from headrace.parallel.compare import Comparison, compare
 from headrace.parallel.formulas import check_counts
 from headrace.parallel.layers import Hardware, LayerCost, even_split, recompute_peak, stage_costs, with_checkpointing
 from headrace.parallel.memory import peak_bytes
 from headrace.parallel.partition import balance
 from headrace.parallel.schedule import Schedule
 from headrace.parallel.simulate import Simulation, simulate
+from headrace.parallel.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ class Plan:
     def prove(self) -> Proof:
         """The static proof of the choice."""
         return prove(self.schedule)
+
+    def compare(self, measured: Timeline) -> Comparison:
+        """Where the time of a measured step went, beside what was planned."""
+        return compare(self.simulation, measured)
 
     def save_html(self, path: str | Path) -> None:
         """Write the predicted step as a page to look at."""
