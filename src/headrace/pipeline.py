@@ -276,7 +276,7 @@ class Pipeline:
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
         producer = HostedEngine(spec) if self._options.mtp_mode else spec.build()
         consumer = Consumer(producer, start, position)
-        self._iterator = PipelineIterator(self, consumer, plan.batched, self._options.progress)
+        self._iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
         return self._iterator
 
     def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
@@ -376,9 +376,9 @@ class Pipeline:
 class PipelineIterator(Iterator[Any]):
     """One run over a pipeline. Dropping it ends the run."""
 
-    def __init__(self, pipeline: Pipeline, consumer: Consumer, batched: bool, progress: bool = False) -> None:
+    def __init__(self, consumer: Consumer, on_close: Callable[[Consumer], None], batched: bool, progress: bool) -> None:
         self.consumer, self.closed = consumer, False
-        self._pipeline, self._batched = pipeline, batched
+        self._on_close, self._batched = on_close, batched
         self._bar: Any = None
         consumer.producer.start()
         if progress:
@@ -416,7 +416,7 @@ class PipelineIterator(Iterator[Any]):
             self.closed = True
             if self._bar is not None:
                 self._bar.close()
-            self._pipeline._remember(self.consumer)
+            self._on_close(self.consumer)
             self.consumer.producer.close()
 
     def __del__(self) -> None:

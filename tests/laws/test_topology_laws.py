@@ -1,0 +1,84 @@
+"""Topology is not data: any number of groups, resized at any step, delivers the single-process stream."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pipeline_recipes import Recipe, recipes, seen
+
+LAW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+LEGS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), min_size=1, max_size=4)
+QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off"}
+
+
+def endless(recipe: Recipe) -> Recipe:
+    """The same recipe without an end, so that every group can fill every step."""
+    source = {k: v for k, v in recipe.source.items() if k != "exhausted_policy"}
+    keep = None if recipe.keep == 2 else recipe.keep
+    return Recipe(
+        recipe.shards,
+        recipe.weights,
+        {**source, "stop_after_passes": None},
+        keep,
+        recipe.shuffle,
+        recipe.pack,
+        recipe.late_shuffle,
+        recipe.batch or {"microbatch_size": 2},
+        recipe.lanes,
+        recipe.flush,
+    )
+
+
+def fertile(recipe: Recipe) -> bool:
+    """Whether records (and tokens) keep coming: a corpus of filtered or empty documents alone never fills a batch."""
+    numbers = [
+        1000 * (1 + "abc".index(n)) + 100 * i + r
+        for n, c in recipe.shards.items()
+        for i, k in enumerate(c)
+        for r in range(k)
+    ]
+    return any(0 < n % 10 <= 3 and (recipe.keep is None or n % recipe.keep) for n in numbers)
+
+
+@LAW
+@given(recipes(max_lanes=12).map(endless).filter(fertile), LEGS, st.sampled_from([1, 7, 1024]))
+def test_resized_runs_deliver_the_single_process_stream(recipe: Recipe, legs: list[tuple[int, int]], cut: int) -> None:
+    total = sum(groups * steps for groups, steps in legs)
+    alone = iter(recipe.build(cut_every=cut, **QUIET))
+    expected = [seen(item) for item in islice(alone, total)]
+    alone.close()
+    delivered: dict[int, Any] = {}
+    states: list[dict[str, Any]] = []
+    position = 0
+    for groups, steps in legs:
+        next_states = []
+        for group in range(groups):
+            pipeline = recipe.build(cut_every=cut, dp_degree=groups, dp_group_id=group, **QUIET)
+            if states:
+                pipeline.restore(states)
+            iterator = iter(pipeline)
+            for step, item in enumerate(islice(iterator, steps)):
+                delivered[position + step * groups + group] = seen(item)
+            next_states.append(pipeline.checkpoint())
+            iterator.close()
+        states, position = next_states, position + groups * steps
+    assert [delivered[j] for j in range(total)] == expected
+
+
+@settings(LAW, max_examples=40)
+@given(recipes(max_lanes=6).map(endless).filter(fertile), st.integers(1, 8), st.integers(0, 6))
+def test_ranks_that_compute_the_same_lane_agree_on_it(recipe: Recipe, groups: int, steps: int) -> None:
+    lanes: dict[str, Any] = {}
+    for group in range(groups):
+        pipeline = recipe.build(dp_degree=groups, dp_group_id=group, cut_every=5, **QUIET)
+        iterator = iter(pipeline)
+        assert len(list(islice(iterator, steps))) == steps
+        state = pipeline.checkpoint()
+        iterator.close()
+        assert state["position"] == steps * groups
+        for lane, held in state["lanes"].items():
+            assert lanes.setdefault(lane, held) == held
+    assert sorted(map(int, lanes)) == list(range(recipe.lanes))
