@@ -60,7 +60,9 @@ class Comparison:
             ("exposed communication", self.communication),
             ("jitter", self.jitter),
         ):
-            lines.append(f"{word:<22} {value:>10.4g} s {self._share(value)}")
+            # What is left of rounding is nothing.
+            seconds = value if abs(value) > 1e-9 * self.measured else 0.0
+            lines.append(f"{word:<22} {seconds:>10.4g} s {self._share(seconds)}")
         lines.append(f"{'stage':>5} {'kind':<4} {'predicted':>10} {'median':>10} {'slowest':>10}")
         return "\n".join(lines + [str(line) for line in self.stages])
 

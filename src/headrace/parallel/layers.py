@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -85,17 +85,28 @@ def cut(layers: Sequence[LayerCost], counts: Sequence[int]) -> list[Sequence[Lay
     return [layers[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def parameter_bytes(layers: Sequence[LayerCost]) -> int:
-    """Bytes of parameters of a stage; layers tied to each other count once."""
-    tied = {layer.tied: layer.parameters for layer in layers if layer.tied is not None}
+def parameter_bytes(layers: Sequence[LayerCost], known: Collection[str] = ()) -> int:
+    """Bytes of parameters of a stage; layers tied to each other count once, those of a `known` tie not at all."""
+    tied = {layer.tied: layer.parameters for layer in layers if layer.tied is not None and layer.tied not in known}
     return sum(tied.values()) + sum(layer.parameters for layer in layers if layer.tied is None)
 
 
-def stage_costs(layers: Sequence[LayerCost], counts: Sequence[int], hardware: Hardware | None = None) -> StageCosts:
-    """Sum the layers of each stage."""
+def stage_costs(
+    layers: Sequence[LayerCost],
+    counts: Sequence[int],
+    hardware: Hardware | None = None,
+    stage_to_rank: Sequence[int] | None = None,
+) -> StageCosts:
+    """Sum the layers of each stage. With a placement, layers tied on one rank are held once, by its first stage."""
     hardware = hardware or Hardware()
     stages = cut(layers, counts)
     links = len(stages) - 1
+    state: list[int] = []
+    known: dict[int, set[str]] = {}
+    for index, stage in enumerate(stages):
+        mine = known.setdefault(stage_to_rank[index] if stage_to_rank is not None else index, set())
+        state.append(round(parameter_bytes(stage, mine) * hardware.state_factor))
+        mine.update(layer.tied for layer in stage if layer.tied is not None)
     return StageCosts(
         tuple(sum(x.forward for x in stage) for stage in stages),
         tuple(sum(x.backward_input for x in stage) for stage in stages),
@@ -104,7 +115,7 @@ def stage_costs(layers: Sequence[LayerCost], counts: Sequence[int], hardware: Ha
         (hardware.bandwidth,) * links,
         tuple(stage[-1].output for stage in stages[:-1]),
         tuple(sum(x.activation for x in stage) for stage in stages),
-        tuple(round(parameter_bytes(stage) * hardware.state_factor) for stage in stages),
+        tuple(state),
         hardware.overlap,
     )
 

@@ -116,6 +116,7 @@ class Balance:
     even_counts: tuple[int, ...]
     even_makespan: float
     ties: dict[str, tuple[int, ...]]
+    stage_to_rank: tuple[int, ...]
 
     @property
     def gain(self) -> float:
@@ -133,9 +134,12 @@ class Balance:
             f"step {self.makespan:.4g} s; even split {list(self.even_counts)} {self.even_makespan:.4g} s: {self.gain:.1%} saved"
         )
         for name, stages in self.ties.items():
-            lines.append(
-                f"tied {name!r} is on stages {', '.join(map(str, stages))}: its gradients are summed over them"
-            )
+            where = f"tied {name!r} is on stages {', '.join(map(str, stages))}"
+            ranks = sorted({self.stage_to_rank[stage] for stage in stages})
+            if len(ranks) == 1:
+                lines.append(f"{where}, all on rank {ranks[0]}: held once")
+            else:
+                lines.append(f"{where}: its gradients are summed over ranks {', '.join(map(str, ranks))}")
         return "\n".join(lines)
 
 
@@ -157,7 +161,7 @@ def balance(
     even_counts = tuple(even) if even is not None else even_split(len(layers), schedule.num_stages)
 
     def score(counts: Sequence[int], on: Program = sample) -> Score:
-        costs = stage_costs(layers, counts, hardware)
+        costs = stage_costs(layers, counts, hardware, schedule.stage_to_rank)
         over = max(0.0, max(peak_bytes(schedule, costs)) - memory) if memory < math.inf else 0.0
         return over, simulate(on, costs).makespan
 
@@ -165,7 +169,7 @@ def balance(
     moved, _ = _descend(layers, first, score)
     (over, best), counts = min((score(c, program), c) for c in {first, moved})
     if over:
-        peaks = peak_bytes(schedule, stage_costs(layers, counts, hardware))
+        peaks = peak_bytes(schedule, stage_costs(layers, counts, hardware, schedule.stage_to_rank))
         rank = peaks.index(max(peaks))
         raise ConfigError(
             f"schedule {schedule.name!r}: rank {rank} needs {max(peaks)} bytes, its cap is {memory:.0f}; take a schedule that "
@@ -174,11 +178,12 @@ def balance(
     return Balance(
         counts,
         tuple(tuple(layer.name for layer in stage) for stage in cut(layers, counts)),
-        stage_costs(layers, counts, hardware),
+        stage_costs(layers, counts, hardware, schedule.stage_to_rank),
         best,
         even_counts,
         simulate(program, stage_costs(layers, even_counts, hardware)).makespan,
         ties_across(layers, counts),
+        schedule.stage_to_rank,
     )
 
 

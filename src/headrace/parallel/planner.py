@@ -74,6 +74,15 @@ class Plan:
             )
         return best
 
+    @property
+    def pareto(self) -> tuple[Candidate, ...]:
+        """The candidates worth having at some memory: none is both faster and smaller. Fastest first, fitting or not."""
+        best: list[Candidate] = []
+        for c in sorted((c for c in self.candidates if c.peak_bytes), key=lambda c: (c.seconds, max(c.peak_bytes))):
+            if not best or max(c.peak_bytes) < max(best[-1].peak_bytes):
+                best.append(c)
+        return tuple(best)
+
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule of the choice."""
@@ -85,7 +94,9 @@ class Plan:
     def simulation(self) -> Simulation:
         """The predicted step of the choice: its timeline is what a measured one is compared with."""
         layers = with_checkpointing(self.layers) if self.choice.checkpointing else self.layers
-        return simulate(self.schedule, stage_costs(layers, self.choice.counts, self.hardware))
+        return simulate(
+            self.schedule, stage_costs(layers, self.choice.counts, self.hardware, self.schedule.stage_to_rank)
+        )
 
     @property
     def num_layers_per_stage(self) -> tuple[int, ...]:
@@ -187,7 +198,7 @@ def _candidate(
         counts, gain = even_split(len(layers), schedule.num_stages), 0.0
     else:
         counts, gain = cut.counts, cut.gain
-    costs = stage_costs(costed, counts, hardware)
+    costs = stage_costs(costed, counts, hardware, schedule.stage_to_rank)
     run = simulate(schedule, costs)
     peaks = tuple(peak + extra for peak in peak_bytes(schedule, costs))
     worst = peaks.index(max(peaks))
