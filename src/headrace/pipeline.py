@@ -12,7 +12,8 @@ batches (or single records, without `batch`) until the curriculum ends; iteratin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace.core import checkpoint as ckpt
@@ -20,6 +21,7 @@ from headrace.core.block import Block
 from headrace.core.checkpoint import LaneState
 from headrace.core.lanes import Topology
 from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fields
+from headrace.core.tokens import count_tokens
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.observe.summary import PipelineSummary, summarize
 from headrace.ops.batch import Batch
@@ -215,7 +217,9 @@ class Pipeline:
             for node in self._nodes:
                 if hasattr(node.op, "prepare"):
                     sample = sample_before(nodes, self.work_source.lane(0, self.topology.lanes))
-                    node = Node(node.op.prepare(sample), node.parallelism, node.placement, node.on_error)
+                    node = replace(node, op=node.op.prepare(sample))
+                if hasattr(node.op, "with_components"):
+                    node = replace(node, op=node.op.with_components(self.work_source.component_ids()))
                 nodes.append(node)
             self._prepared = tuple(nodes)
         return self._prepared
@@ -405,8 +409,7 @@ class PipelineIterator(Iterator[Any]):
             raise
 
     def _deliver(self, block: Block) -> Any:
-        columns = block.columns
-        self.consumer.deliver(block.origin, 0 if columns is None else _tokens(columns))
+        self.consumer.deliver(block.origin, 0 if block.columns is None else count_tokens(block))
         batch = SampleBatch.from_block(block)
         return batch if self._batched else batch.records[0]
 
@@ -436,18 +439,6 @@ def _accepted(difference: str, accept: Collection[str]) -> bool:
         return True
     parts = key.split(".")
     return parts[0] == "operators" and len(parts) > 2 and parts[2] in accept
-
-
-def _tokens(columns: Mapping[str, Any]) -> int:
-    """Tokens of a batch, padding aside, from its columns."""
-    ids = columns.get("input_ids")
-    if ids is None:
-        return 0
-    padding = columns.get("_padding")
-    total = (
-        ids.size if hasattr(ids, "size") else int(ids.offsets[-1] - ids.offsets[0]) if hasattr(ids, "offsets") else 0
-    )
-    return total - (int(padding.sum()) if padding is not None else 0)
 
 
 def _cpus() -> int:

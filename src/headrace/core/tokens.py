@@ -69,8 +69,15 @@ def count_tokens(block: Block) -> int:
     """Tokens in the token field of a block, padding aside; 0 where it has none."""
     columns = block.as_columns()
     name = find_tokens_field(columns)
-    lengths = None if name is None else column_lengths(columns[name], len(block))
-    if lengths is None:
+    if name is None:
         return 0
+    column = columns[name]
+    if isinstance(column, np.ndarray) and column.ndim == 2:
+        total = column.size
+    else:
+        lengths = column_lengths(column, len(block))
+        if lengths is None:
+            return 0
+        total = int(lengths.sum())
     padding = columns.get(PADDING)
-    return int(lengths.sum()) - (int(np.sum(padding)) if isinstance(padding, np.ndarray) else 0)
+    return total - (int(padding.sum()) if isinstance(padding, np.ndarray) else 0)

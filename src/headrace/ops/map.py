@@ -18,6 +18,7 @@ import numpy as np
 
 from headrace.core.block import Block, Column, Drop, Ragged, Text, field_roots, slice_column, to_list
 from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.tokens import HIDDEN
 from headrace.errors import ConfigError, OperatorError
 from headrace.options import Validation
 
@@ -59,7 +60,7 @@ class MapTransform:
 
         def transform(block: Block, bad: BadRows) -> Block:
             kept, rows, dropped = [], [], []
-            for i, payload in enumerate(block.payloads()):
+            for i, payload in enumerate(_shown(block).payloads()):
                 try:
                     if unchecked[0]:
                         unchecked[0] -= 1
@@ -112,7 +113,7 @@ class Filter:
 
         def keep(block: Block, bad: BadRows) -> Block:
             kept, dropped = [], []
-            for i, payload in enumerate(block.payloads()):
+            for i, payload in enumerate(_shown(block).payloads()):
                 try:
                     (kept if self.predicate(payload) else dropped).append(i)
                 except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
@@ -308,6 +309,13 @@ def same(a: Any, b: Any) -> bool:
 
 def _nan_equal(a: Any, b: Any) -> bool:
     return a.dtype.kind == "f" and np.array_equal(a, b, equal_nan=True)
+
+
+def _shown(block: Block) -> Block:
+    """The block without the library's own columns."""
+    if block.columns is None or HIDDEN.isdisjoint(block.columns):
+        return block
+    return block.with_columns({name: column for name, column in block.columns.items() if name not in HIDDEN})
 
 
 def _plain(column: Column) -> Any:
