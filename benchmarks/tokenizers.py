@@ -1,6 +1,7 @@
 """Fast tokenizers against the reference: exactness, speed, memory, threads. The evidence of docs/decisions/0002.
 
     python -m benchmarks.tokenizers exact   [--vocabulary NAME ...] [--library NAME ...]
+    python -m benchmarks.tokenizers sweep   [--vocabulary NAME ...] [--library NAME ...]
     python -m benchmarks.tokenizers speed   [--vocabulary gpt2]
     python -m benchmarks.tokenizers memory  [--library NAME ...]
     python -m benchmarks.tokenizers chunks
@@ -201,6 +202,30 @@ def exact(name: str, *libraries: str) -> Iterator[dict[str, Any]]:
         yield result
 
 
+def sweep(name: str, *libraries: str) -> Iterator[dict[str, Any]]:
+    """Every code point of every script in the middle of text: which ones change ids."""
+    content = (vocabulary(name) / "tokenizer.json").read_text(encoding="utf-8")
+    skip = [
+        (0xAC40, 0xD7A4),
+        (0x4F00, 0x9F00),
+        (0xD800, 0xF8FF),
+        (0x17040, 0x18CF0),
+    ]  # the inside of large uniform blocks
+    points = [p for p in range(1, 0x20000) if not any(a <= p < b for a, b in skip)]
+    texts = [f"a{chr(p)} {chr(p)}b {chr(p)}{chr(p)}\u0301{chr(p)}\u0323 1{chr(p)}2" for p in points]
+    batches = [texts[i : i + 500] for i in range(0, len(texts), 500)]
+    right = reference(content)
+    wants = [right(batch) for batch in batches]
+    for library in libraries:
+        try:
+            encode = LIBRARIES[library](content)
+        except BaseException as error:  # a Rust panic is a BaseException
+            yield {"library": library, "refused": f"{type(error).__name__}: {str(error)[:90]}"}
+            continue
+        wrong = [t for batch, want in zip(batches, wants, strict=True) for t in _wrong(encode, want, batch)]
+        yield {"library": library, "sweep": [len(wrong), len(texts)], "first": [f"{ord(t[1]):x}" for t in wrong[:12]]}
+
+
 def _wrong(encode: Encode, want: Flat, texts: list[str]) -> list[str]:
     """Texts whose ids differ, or that raise."""
     ids, at = want
@@ -290,7 +315,7 @@ def rss_mb() -> int:
 
 
 CASES: dict[str, Callable[..., dict[str, Any] | Iterator[dict[str, Any]]]] = {
-    "exact": exact, "speed": speed, "memory": memory, "chunks": chunks,
+    "exact": exact, "sweep": sweep, "speed": speed, "memory": memory, "chunks": chunks,
 }  # fmt: skip
 
 
@@ -308,13 +333,13 @@ def run_case(limit_s: int, case: str, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()] + end
 
 
-def run_exact(limit_s: int, name: str, libraries: list[str]) -> list[dict[str, Any]]:
+def run_all(limit_s: int, case: str, name: str, libraries: list[str]) -> list[dict[str, Any]]:
     """All libraries on one vocabulary; after a crash, the rest in another process."""
-    results = run_case(limit_s, "exact", name, *libraries)
+    results = run_case(limit_s, case, name, *libraries)
     if results and "library" not in results[-1]:
         results[-1]["library"] = libraries[len(results) - 1]
         rest = libraries[len(results) :]
-        return results + (run_exact(limit_s, name, rest) if rest else [])
+        return results + (run_all(limit_s, case, name, rest) if rest else [])
     return results
 
 
@@ -326,9 +351,10 @@ def main() -> None:
     parser.add_argument("--library", nargs="*", default=["gigatoken", "fastokens", "snaptokens", "splintr"])
     parser.add_argument("--limit", type=int, default=600, help="seconds a case may take")
     options = parser.parse_args()
-    for name in options.vocabulary or (list(VOCABULARIES) if options.case == "exact" else ["gpt2"]):
-        if options.case == "exact":
-            for result in run_exact(options.limit, name, options.library):
+    together = options.case in ("exact", "sweep")
+    for name in options.vocabulary or (list(VOCABULARIES) if together else ["gpt2"]):
+        if together:
+            for result in run_all(options.limit, options.case, name, options.library):
                 print(json.dumps({"vocabulary": name, **result}, ensure_ascii=False), flush=True)
             continue
         for library in options.library:

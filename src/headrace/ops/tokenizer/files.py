@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from headrace.errors import ConfigError
 
@@ -69,7 +71,7 @@ def _read_hub(repo: str) -> dict[str, bytes]:
     return {name: Path(path).read_bytes() for name, path in found.items()}
 
 
-def _hub_file(repo: str, name: str) -> Any:
+def _hub_file(repo: str, name: str) -> str:
     """Local path of a hub file: from the cache without asking the network, else downloaded."""
     import huggingface_hub
 
@@ -78,6 +80,7 @@ def _hub_file(repo: str, name: str) -> Any:
     except (OSError, ValueError):  # not in the cache
         pass
     try:
+        _check_reachable()
         return huggingface_hub.hf_hub_download(repo, name, etag_timeout=5)
     except (OSError, ValueError, RuntimeError) as error:  # offline, no such repository, not allowed: all end here
         reason = (str(error).strip().splitlines() or [""])[0]
@@ -86,3 +89,11 @@ def _hub_file(repo: str, name: str) -> Any:
             f"fetched from the Hugging Face hub ({type(error).__name__}: {reason[:200]}). Pass the path of a folder "
             "that holds tokenizer.json, or check the name and the network."
         ) from error
+
+
+def _check_reachable() -> None:
+    """OSError at once where the hub cannot be reached: its client would try for half a minute."""
+    if getproxies():
+        return
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    socket.create_connection((hub.hostname or "", hub.port or (80 if hub.scheme == "http" else 443)), timeout=5).close()

@@ -90,11 +90,16 @@ class EncoderChoice:
         return {**self.__dict__, "spare": []}
 
 
-def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str] = (), prefer: Preference = "auto") -> EncoderChoice:
+def choose_encoder(
+    tokenizer: Tokenizer,
+    sample: Sequence[str] = (),
+    prefer: Preference = "auto",
+    libraries: Sequence[str] = tuple(FAST),
+) -> EncoderChoice:
     """The first fast encoder that encodes `sample` and the hard strings to the reference's ids, else the reference.
 
     `prefer="fast"` makes a refusal a ConfigError; `prefer="reference"` asks nothing. `sample`: about 256 texts of the
-    corpus; without any, "auto" stays with the reference.
+    corpus; without any, "auto" stays with the reference. `libraries`: which fast ones to try, in order.
     """
     if prefer not in ("auto", "reference", "fast"):
         raise UnknownOptionError("encoder", prefer, ("auto", "reference", "fast"))
@@ -105,9 +110,11 @@ def choose_encoder(tokenizer: Tokenizer, sample: Sequence[str] = (), prefer: Pre
         return EncoderChoice(tokenizer, reference, "asked for")
     if prefer == "auto" and not sample:
         return EncoderChoice(tokenizer, reference, "no sample of the corpus to compare encoders on")
-    installed = [library for library in FAST if importlib.util.find_spec(library) is not None]
+    installed = [library for library in libraries if importlib.util.find_spec(library) is not None]
     if not installed:
-        return _refused(tokenizer, prefer, reference, f"none of {', '.join(FAST)} is installed (20 to 50 times faster)")
+        return _refused(
+            tokenizer, prefer, reference, f"none of {', '.join(libraries)} is installed (20 to 50 times faster)"
+        )
     return _first_equal(tokenizer, installed, sample, prefer)
 
 
