@@ -8,6 +8,7 @@ of it holds a reference to the buffer itself, so the reference count tells, and 
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import OrderedDict
@@ -55,21 +56,18 @@ class BufferPool:
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An uninitialised C-ordered array that nobody else can see."""
         kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        nbytes = math.prod(shape) * kind.itemsize
         if nbytes < _SMALL or nbytes > self.max_bytes:
             return np.empty(shape, kind)
-        base = self._acquire(1 << (nbytes - 1).bit_length())
-        return base[:nbytes].view(kind).reshape(shape)
+        return np.ndarray(shape, kind, self._acquire(1 << (nbytes - 1).bit_length()))
 
     def _acquire(self, size: int) -> NDArray[np.uint8]:
         with self._lock:
             buffers = self._sizes.setdefault(size, [])
-            self._sizes.move_to_end(size)
             for i in range(len(buffers)):
                 if sys.getrefcount(buffers[i]) == _IDLE:
-                    base = buffers.pop(i)
-                    buffers.append(base)
-                    return base
+                    return buffers[i]
+            self._sizes.move_to_end(size)
             base = np.empty(size, np.uint8)
             if len(buffers) < self.depth:
                 self._make_room(size)

@@ -62,9 +62,9 @@ def test_neighbours_decode_a_row_group_once(tmp_path: Path, monkeypatch: pytest.
     decoded: list[int] = []
     inner = parquet.ParquetReader._decode
 
-    def counting(self: Any, opened: Any, unit: int, fields: Any) -> Any:
-        decoded.append(unit)
-        return inner(self, opened, unit, fields)
+    def counting(self: Any, opened: Any, groups: range, fields: Any) -> Any:
+        decoded.extend(groups)
+        return inner(self, opened, groups, fields)
 
     monkeypatch.setattr(parquet.ParquetReader, "_decode", counting)
     with ThreadPoolExecutor(4) as pool:

@@ -108,7 +108,7 @@ class NpyReader:
         if run:
             np.copyto(out, data[int(rows[0]) : int(rows[-1]) + 1])
         elif data.dtype.isnative:
-            np.take(data, rows, axis=0, out=out, mode="clip")  # rows are checked above; "raise" would copy twice
+            data.take(rows, 0, out, "clip")  # rows are checked above; "raise" would copy twice
         else:
             out[:] = data[rows]
         return {FIELD: out}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from headrace.io.options import StoreOptions
 from headrace.io.row_error import RowError, report
 from headrace.io.store import Entry, File, SeekableFile, Store
 
-UNIT_BYTES = 2 << 20
+UNIT_BYTES = 4 << 20
 _METADATA_BYTES = 64 << 20
 _METADATA_FACTOR = 8
 """Parsed metadata takes several times its size in the file."""
@@ -81,40 +81,54 @@ def _footer(store: Store, entry: Entry) -> pq.FileMetaData:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """A shard's footer, and its row groups joined to units: unit `u` is groups `groups[u]:groups[u+1]`."""
+    """A shard's footer. Row group `g` has rows `rows[g]:rows[g+1]`; unit `u` is the groups `units[u]:units[u+1]`."""
 
     shard: int
     entry: Entry
     metadata: pq.FileMetaData
     columns: tuple[str, ...]
-    groups: list[int]
+    rows: list[int]
+    units: list[int]
     starts: list[int]
 
     @classmethod
     def of(cls, shard: int, entry: Entry, metadata: pq.FileMetaData) -> _Shard:
-        rows, groups, total, held = [0], [0], 0, 0
+        rows, units, held = [0], [0], 0
         for g in range(metadata.num_row_groups):
             group = metadata.row_group(g)
             if held and held + group.total_byte_size > UNIT_BYTES:
-                groups.append(g)
-                rows.append(total)
+                units.append(g)
                 held = 0
-            total += group.num_rows
             held += group.total_byte_size
-        if metadata.num_row_groups:
-            groups.append(metadata.num_row_groups)
-            rows.append(total)
-        return cls(shard, entry, metadata, tuple(metadata.schema.to_arrow_schema().names), groups, rows)
+            rows.append(rows[-1] + group.num_rows)
+        units.append(metadata.num_row_groups)
+        columns = tuple(metadata.schema.to_arrow_schema().names)
+        return cls(shard, entry, metadata, columns, rows, units, [rows[g] for g in units])
 
-    def split(self, rows: Ints) -> Iterator[tuple[int, int, int]]:
-        """Rising rows cut by unit: (unit, a, b) for `rows[a:b]`."""
-        a, n = 0, len(rows)
-        while a < n:
-            unit = bisect_right(self.starts, int(rows[a])) - 1
-            stop = self.starts[unit + 1]
-            b = n if rows[-1] < stop else int(np.searchsorted(rows, stop))
-            yield unit, a, b
-            a = b
+
+@dataclass(slots=True)
+class _Reading:
+    """One call of `read`: rising `rows` of a shard, and what has been got of them so far."""
+
+    shard: _Shard
+    rows: Ints
+    order: Ints | None
+    run: bool
+    fields: frozenset[str] | None
+    parts: list[dict[str, Column]] = field(default_factory=list)
+    errors: list[RowError] = field(default_factory=list)
+
+    def join(self) -> dict[str, Column]:
+        """The parts in the order asked for; failed rows are in no part."""
+        parts = self.parts
+        if not parts:
+            return {}
+        columns = parts[0] if len(parts) == 1 else {k: concat_columns([part[k] for part in parts]) for k in parts[0]}
+        if self.order is None:
+            return columns
+        failed = np.array([error.position for error in self.errors], np.int64)
+        inverse = np.argsort(self.order[~np.isin(self.order, failed)], kind="stable")
+        return {name: take_column(column, inverse) for name, column in columns.items()}
 
 
 class ParquetReader:
@@ -148,31 +162,46 @@ class ParquetReader:
         if not run and bool((rows[1:] < rows[:-1]).any()):
             order = np.argsort(rows, kind="stable")
             rows = rows[order]
-        parts: list[dict[str, Column]] = []
-        errors: list[RowError] = []
-        for unit, a, b in opened.split(rows):
-            try:
-                stored = self._unit(opened, unit, fields, b - a)
-            except FormatError as error:
-                errors += self._row_errors(opened, error, rows[a:b], np.arange(a, b) if order is None else order[a:b])
-                continue
-            start = opened.starts[unit]
-            if run:
-                first = int(rows[a]) - start
-                parts.append({k: slice_rows(c, first, first + b - a, self._pool) for k, c in stored.items()})
-            else:
-                local = rows[a:b] - start
-                parts.append({k: take_rows(c, local) for k, c in stored.items()})
-        failed = np.array([error.position for error in errors], np.int64)
-        report(errors, bad)
-        return _join(parts, order, failed)
+        reading = _Reading(opened, rows, order, run, fields)
+        a, n = 0, len(rows)
+        while a < n:
+            unit = bisect_right(opened.starts, int(rows[a])) - 1
+            stop = opened.starts[unit + 1]
+            b = n if rows[-1] < stop else int(np.searchsorted(rows, stop))
+            self._gather(reading, a, b, range(opened.units[unit], opened.units[unit + 1]))
+            a = b
+        report(reading.errors, bad)
+        return reading.join()
 
-    def _row_errors(self, opened: _Shard, error: FormatError, rows: Ints, positions: Ints) -> list[RowError]:
-        """A unit that cannot be decoded is an error of each row wanted from it."""
-        path = self._store.path(opened.entry.name)
+    def _gather(self, reading: _Reading, a: int, b: int, groups: range) -> None:
+        """Rows `a:b` of the reading, which lie in these row groups. A damaged group costs its own rows only."""
+        opened, start = reading.shard, reading.shard.rows[groups.start]
+        try:
+            stored = self._decoded(opened, groups, reading.fields, b - a)
+        except FormatError as error:
+            if len(groups) == 1:
+                reading.errors += self._row_errors(reading, error, a, b)
+                return
+            for g in groups:
+                c = a + int(np.searchsorted(reading.rows[a:b], opened.rows[g + 1]))
+                if c > a:
+                    self._gather(reading, a, c, range(g, g + 1))
+                a = c
+            return
+        if reading.run:
+            first = int(reading.rows[a]) - start
+            reading.parts.append({k: slice_rows(c, first, first + b - a, self._pool) for k, c in stored.items()})
+        else:
+            local = reading.rows[a:b] - start
+            reading.parts.append({k: take_rows(c, local) for k, c in stored.items()})
+
+    def _row_errors(self, reading: _Reading, error: FormatError, a: int, b: int) -> list[RowError]:
+        """A row group that cannot be decoded is an error of each row wanted from it."""
+        path = self._store.path(reading.shard.entry.name)
+        positions = np.arange(a, b) if reading.order is None else reading.order[a:b]
         return [
             RowError(f"dataset {self._dataset!r}, row {row}: {error}", row=row, path=path, position=position)
-            for row, position in zip(rows.tolist(), positions.tolist(), strict=True)
+            for row, position in zip(reading.rows[a:b].tolist(), positions.tolist(), strict=True)
         ]
 
     def close(self) -> None:
@@ -217,42 +246,31 @@ class ParquetReader:
             while sum(map(len, self._files.values())) > self._limit:
                 self._files.popitem(last=False)
 
-    def _unit(self, opened: _Shard, unit: int, fields: frozenset[str] | None, served: int) -> dict[str, Stored]:
+    def _decoded(self, opened: _Shard, groups: range, fields: frozenset[str] | None, served: int) -> dict[str, Stored]:
+        """Wanted columns of neighbouring row groups, from the cache or the file."""
+
         def decode() -> tuple[dict[str, Stored], int, int]:
-            stored = self._decode(opened, unit, fields)
+            stored = self._decode(opened, groups, fields)
             size = sum(stored_bytes(column) for column in stored.values())
-            return stored, size, opened.starts[unit + 1] - opened.starts[unit]
+            return stored, size, opened.rows[groups.stop] - opened.rows[groups.start]
 
-        return self._units.get((opened.shard, unit, fields), served, decode)
+        return self._units.get((opened.shard, groups.start, groups.stop, fields), served, decode)
 
-    def _decode(self, opened: _Shard, unit: int, fields: frozenset[str] | None) -> dict[str, Stored]:
-        """Decode the wanted columns of a unit."""
-        first, stop = opened.groups[unit], opened.groups[unit + 1]
+    def _decode(self, opened: _Shard, groups: range, fields: frozenset[str] | None) -> dict[str, Stored]:
+        """Decode the wanted columns."""
         wanted = [name for name in opened.columns if fields is None or name in fields]
         if not wanted:
             return {}
         path = self._store.path(opened.entry.name)
         try:
             file = self._take_file(opened)
-            groups = list(range(first, stop))
-            table = file.parquet.read_row_groups(groups, columns=wanted, use_threads=self._threads)
+            table = file.parquet.read_row_groups(list(groups), columns=wanted, use_threads=self._threads)
             self._give_file(opened.shard, file)
             return {name: store_column(table.column(name)) for name in wanted}
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, HeadraceError):
                 raise
             raise FormatError(
-                f"{path}, row groups {first}-{stop - 1}, columns {wanted}: {error}. Copy or write the file anew (smaller row "
-                "groups help where a column is too large for one), or take it out of the dataset"
+                f"{path}, row groups {groups.start}-{groups.stop - 1}, columns {wanted}: {error}. Copy or write the file "
+                "anew (smaller row groups help where a column is too large for one), or take it out of the dataset"
             ) from error
-
-
-def _join(parts: list[dict[str, Column]], order: Ints | None, failed: Ints) -> dict[str, Column]:
-    """Parts of one read, put into the order asked for; rows at the positions `failed` are in no part."""
-    if not parts:
-        return {}
-    columns = parts[0] if len(parts) == 1 else {k: concat_columns([part[k] for part in parts]) for k in parts[0]}
-    if order is None:
-        return columns
-    inverse = np.argsort(order[~np.isin(order, failed)], kind="stable")
-    return {name: take_column(column, inverse) for name, column in columns.items()}
