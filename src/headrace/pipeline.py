@@ -12,6 +12,7 @@ batches (or single records, without `batch`) until the curriculum ends; iteratin
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,7 +58,7 @@ class Pipeline:
         self._fetch = Node(Fetch(SharedReaders(self._datasets)))
         self._nodes: list[Node] = []
         self._prepared: tuple[Node, ...] | None = None
-        self._iterator: PipelineIterator | None = None
+        self._iterator: weakref.ref[PipelineIterator] | None = None
         self._pending: dict[str, Any] | None = None
         self._last: tuple[int, dict[int, LaneState]] | None = None
         self._summary: PipelineSummary | None = None
@@ -270,7 +271,7 @@ class Pipeline:
     # -- running -------------------------------------------------------------------------------------
 
     def __iter__(self) -> PipelineIterator:
-        if self._iterator is not None and not self._iterator.closed:
+        if self._running is not None:
             raise RuntimeError(
                 "this pipeline is being iterated already; close that iterator first, or build another pipeline"
             )
@@ -280,8 +281,14 @@ class Pipeline:
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
         producer = HostedEngine(spec) if self._options.mtp_mode else spec.build()
         consumer = Consumer(producer, start, position)
-        self._iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
-        return self._iterator
+        iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
+        self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
+        return iterator
+
+    @property
+    def _running(self) -> PipelineIterator | None:
+        iterator = None if self._iterator is None else self._iterator()
+        return None if iterator is None or iterator.closed else iterator
 
     def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
         topology = self.topology
@@ -295,8 +302,8 @@ class Pipeline:
 
     def close(self) -> None:
         """End a running iteration: workers and threads are gone within two seconds. `checkpoint()` still works."""
-        if self._iterator is not None:
-            self._iterator.close()
+        if (running := self._running) is not None:
+            running.close()
 
     def _remember(self, consumer: Consumer) -> None:
         """Keep what is asked for after the run has ended."""
@@ -311,10 +318,8 @@ class Pipeline:
         Allowed at any time: before the first batch, between batches, after the last, twice in a row. It does not disturb the
         stream, and needs no other rank.
         """
-        live = self._iterator is not None and not self._iterator.closed
-        if live:
-            assert self._iterator is not None
-            consumer = self._iterator.consumer
+        if (running := self._running) is not None:
+            consumer = running.consumer
             states = consumer.lane_states()
             state = ckpt.assemble(self.recipe(), consumer.topology.lanes, consumer.position, states)
         elif self._pending is not None:
@@ -333,7 +338,7 @@ class Pipeline:
         CheckpointMismatch lists every difference between the checkpoint's recipe and this pipeline's. `accept` takes
         differences on purpose, by kind: "mixture", "datasets", "curriculum", "flush", or an operator's name.
         """
-        if self._iterator is not None and not self._iterator.closed:
+        if self._running is not None:
             raise CheckpointError(
                 "restore() while the pipeline is being iterated: it would not reach the running workers; close the iterator first"
             )
@@ -359,14 +364,13 @@ class Pipeline:
 
     def inflight_summary(self) -> dict[int, int]:
         """Chunks of each lane that were handed out and may still have records on their way to the loop."""
-        if self._iterator is None or self._iterator.closed:
-            return {}
-        return self._iterator.consumer.in_flight()
+        running = self._running
+        return {} if running is None else running.consumer.in_flight()
 
     def metrics_snapshot(self) -> PipelineSummary | None:
         """Counts and times of the running iteration, or of the last one; None before the first."""
-        if self._iterator is not None and not self._iterator.closed:
-            consumer = self._iterator.consumer
+        if (running := self._running) is not None:
+            consumer = running.consumer
             return summarize(consumer.producer.summary(), consumer.deliveries)
         return self._summary
 
