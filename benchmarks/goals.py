@@ -77,7 +77,7 @@ GOALS = [
     Goal("W1: times zephon's best with its own tokenizer path", 25, ratio("W1", AUTO, is_rival)),
     Goal("W1: times zephon with the same fast encoder", 5, ratio("W1", AUTO, zephon_with_fast_encoder)),
     Goal("W1: times zephon, both on `tokenizers`", 1.6, ratio("W1", chosen(encoder="reference"), is_rival)),
-    Goal("W1: share of the encoder alone", 0.6, ratio("W1", AUTO, bare(tok="gigatoken", threads=2, whole=None))),
+    Goal("W1: share of the encoder alone", 0.6, ratio("W1", AUTO, bare(threads=2, whole=None))),
     Goal("W1: times the best peer", 1, ratio("W1", AUTO, is_peer)),
     Goal("W2: times zephon's best", 5, ratio("W2", chosen(), is_rival)),
     Goal("W2: share of a bare loop, JSONL", 0.8, ratio("W2", chosen(fmt="jsonl"), bare(fmt="jsonl"))),

@@ -40,7 +40,9 @@ W1 = [
     row("grain_dl", workers=2),
     row("hf_datasets", core=False, workers=2),
     row("bare", tok="gigatoken", threads=2),
+    row("bare", tok="fastokens", threads=2),
     row("bare", tok="gigatoken", threads=1),
+    row("bare", tok="fastokens", threads=1),
     row("bare", tok="hf", threads=2),
     row("bare", whole=True, tok="gigatoken", threads=2, fmt="jsonl"),
 ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch  # noqa: F401 - batches become torch tensors; as for every loader, its import is not the first batch's time
+
 from headrace import Dataset, MixtureSpec, Pipeline, StaticMixtureWorkSource
 
 from ..paths import BATCH, DATA, MIX, PACKED, SEQ, TEXT_BATCH, TOKENIZER_JSON
