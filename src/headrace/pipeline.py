@@ -60,6 +60,7 @@ class Pipeline:
         self._prepared: tuple[Node, ...] | None = None
         self._iterator: weakref.ref[PipelineIterator] | None = None
         self._pending: dict[str, Any] | None = None
+        self._adopted_lanes: int | None = None
         self._last: tuple[int, dict[int, LaneState]] | None = None
         self._summary: PipelineSummary | None = None
 
@@ -206,9 +207,7 @@ class Pipeline:
     def topology(self) -> Topology:
         """Lanes of the run and this rank's place."""
         options = self._options
-        lanes = options.lanes
-        if options.canonical_replicas is None and self._pending is not None:
-            lanes = int(self._pending["canonical_replicas"])
+        lanes = options.lanes if options.canonical_replicas is not None else self._adopted_lanes or options.lanes
         return Topology(lanes, options.groups, options.group, options.mapping_strategy)
 
     def _ready(self) -> tuple[Node, ...]:
@@ -353,12 +352,9 @@ class Pipeline:
         refused = [line for line in changed if not _accepted(line, accept)]
         if refused:
             raise CheckpointMismatch(refused)
-        previous, self._pending = self._pending, merged
-        try:
-            ckpt.require_lanes(merged, self.topology.computed)
-        except CheckpointError:
-            self._pending = previous
-            raise
+        topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
+        ckpt.require_lanes(merged, topology.computed)
+        self._pending, self._adopted_lanes = merged, topology.lanes
 
     # -- looking -------------------------------------------------------------------------------------
 

@@ -324,3 +324,23 @@ def test_an_error_in_the_loop_leaves_nothing_either() -> None:
     with pytest.raises(ZeroDivisionError):
         train()
     assert left_over(before) == []
+
+
+def test_a_run_without_a_lane_count_of_its_own_takes_the_checkpoints() -> None:
+    saved = Pipeline(source()).batch(4).options(canonical_replicas=3)
+    iterator = iter(saved)
+    list(islice(iterator, 4))
+    state = saved.checkpoint()
+    expected = values(iterator)
+    other = Pipeline(source()).batch(4)
+    other.restore(state)
+    iterator = iter(other)
+    first = values(islice(iterator, 2))
+    again = other.checkpoint()
+    iterator.close()
+    assert again["canonical_replicas"] == 3 and other.checkpoint() == again
+    last = Pipeline(source()).batch(4)
+    last.restore(again)
+    assert first + values(last) == expected
+    with pytest.raises(CheckpointMismatch, match="canonical_replicas: 3 -> 2"):
+        Pipeline(source()).batch(4).options(canonical_replicas=2).restore(state)
