@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from headrace.core import checkpoint as ckpt
-from headrace.core.block import Block
 from headrace.core.checkpoint import LaneState
 from headrace.core.lanes import Topology
 from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fields
-from headrace.core.tokens import count_tokens
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.observe.summary import PipelineSummary, summarize
 from headrace.ops.batch import Batch
@@ -34,8 +32,8 @@ from headrace.ops.tokenize import Tokenize
 from headrace.options import OnError, RuntimeOptions
 from headrace.run.consumer import Consumer
 from headrace.run.host import EngineSpec, HostedEngine
+from headrace.run.iteration import PipelineIterator
 from headrace.run.sample import sample_before
-from headrace.types import SampleBatch
 from headrace.work import WorkSource
 
 
@@ -375,56 +373,6 @@ class Pipeline:
         from headrace.integrations.torch_data import PipelineDataset
 
         return PipelineDataset(self, stateful)
-
-
-class PipelineIterator(Iterator[Any]):
-    """One run over a pipeline. Dropping it ends the run."""
-
-    def __init__(self, consumer: Consumer, on_close: Callable[[Consumer], None], batched: bool, progress: bool) -> None:
-        self.consumer, self.closed = consumer, False
-        self._on_close, self._batched = on_close, batched
-        self._bar: Any = None
-        consumer.producer.start()
-        if progress:
-            from headrace.observe.bar import ProgressBar
-
-            self._bar = ProgressBar(lambda: summarize(consumer.producer.summary(), consumer.deliveries))
-
-    def __iter__(self) -> PipelineIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self.closed:
-            raise StopIteration
-        try:
-            while True:
-                message = self.consumer.next()
-                if isinstance(message, Block):
-                    return self._deliver(message)
-                self.consumer.deliver(message.origin, 0)
-                if message.value is not None:
-                    return message.value
-        except BaseException:
-            self.close()
-            raise
-
-    def _deliver(self, block: Block) -> Any:
-        self.consumer.deliver(block.origin, 0 if block.columns is None else count_tokens(block))
-        batch = SampleBatch.from_block(block)
-        return batch if self._batched else batch.records[0]
-
-    def close(self) -> None:
-        """End the run."""
-        if not self.closed:
-            self.closed = True
-            if self._bar is not None:
-                self._bar.close()
-            self._on_close(self.consumer)
-            self.consumer.producer.close()
-
-    def __del__(self) -> None:
-        if not self.closed:
-            self.close()
 
 
 def _accepted(difference: str, accept: Collection[str]) -> bool:

@@ -1,0 +1,62 @@
+"""One run over a pipeline, as the iterator that the training loop holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.core.block import Block
+from headrace.core.tokens import count_tokens
+from headrace.observe.summary import summarize
+from headrace.run.consumer import Consumer
+from headrace.types import SampleBatch
+
+
+class PipelineIterator(Iterator[Any]):
+    """One run over a pipeline. Dropping it ends the run."""
+
+    def __init__(self, consumer: Consumer, on_close: Callable[[Consumer], None], batched: bool, progress: bool) -> None:
+        self.consumer, self.closed = consumer, False
+        self._on_close, self._batched = on_close, batched
+        self._bar: Any = None
+        consumer.producer.start()
+        if progress:
+            from headrace.observe.bar import ProgressBar
+
+            self._bar = ProgressBar(lambda: summarize(consumer.producer.summary(), consumer.deliveries))
+
+    def __iter__(self) -> PipelineIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.closed:
+            raise StopIteration
+        try:
+            while True:
+                message = self.consumer.next()
+                if isinstance(message, Block):
+                    return self._deliver(message)
+                self.consumer.deliver(message.origin, 0)
+                if message.value is not None:
+                    return message.value
+        except BaseException:
+            self.close()
+            raise
+
+    def _deliver(self, block: Block) -> Any:
+        self.consumer.deliver(block.origin, 0 if block.columns is None else count_tokens(block))
+        batch = SampleBatch.from_block(block)
+        return batch if self._batched else batch.records[0]
+
+    def close(self) -> None:
+        """End the run."""
+        if not self.closed:
+            self.closed = True
+            if self._bar is not None:
+                self._bar.close()
+            self._on_close(self.consumer)
+            self.consumer.producer.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self.close()
