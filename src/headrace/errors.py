@@ -22,8 +22,10 @@ A message says what happened, where (dataset, shard, row, operator, rank), the v
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class HeadraceError(Exception):
@@ -39,6 +41,8 @@ class UnknownOptionError(ConfigError, TypeError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         """Name the nearest of `known`, so that a slip of the pen costs seconds."""
+        import difflib  # only a slip of the pen pays for it
+
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"

@@ -11,29 +11,40 @@ an `OperatorError` that carries name and message. The worker's traceback travels
 from __future__ import annotations
 
 import pickle
-import reprlib
-import traceback
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.errors import OperatorError
 
+if TYPE_CHECKING:
+    from typing import Any
+
 _CONTROL = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration)
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 120
-_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 4
 
 
-@dataclass(slots=True)
 class Failure:
-    """An item that failed: the error to raise, and where it happened."""
+    """An item that failed: the error to raise, and where it happened.
 
-    error: BaseException
-    where: str = ""  # the operator or step
-    item: str = ""  # the item, shortened
-    worker_traceback: str = ""
-    worker: str = ""  # "worker 1 (pid 4711)"
-    died: bool = False  # the worker process ended, and with it whatever it had in memory
+    (A plain class: `dataclasses` alone is a fifth of a worker's start.)
+    """
+
+    __slots__ = ("died", "error", "item", "where", "worker", "worker_traceback")
+
+    def __init__(
+        self,
+        error: BaseException,
+        where: str = "",
+        item: str = "",
+        worker_traceback: str = "",
+        worker: str = "",
+        died: bool = False,
+    ) -> None:
+        """`where`: the operator or step; `item`: shortened; `worker`: "worker 1 (pid 4711)"; `died`: with all its memory."""
+        self.error = error
+        self.where = where
+        self.item = item
+        self.worker_traceback = worker_traceback
+        self.worker = worker
+        self.died = died
 
     def raised(self, index: int | None = None) -> BaseException:
         """The error with a note that says worker, step, item and the worker's traceback."""
@@ -57,14 +68,21 @@ class Failure:
 
 def shorten(item: Any) -> str:
     """A short text for any object, even one whose `__repr__` fails."""
+    import reprlib  # with traceback below: only a failure pays
+
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 120
+    short.maxdict = short.maxlist = short.maxtuple = 4
     try:
-        return _REPR.repr(item)[:300]
+        return short.repr(item)[:300]
     except Exception as error:  # noqa: BLE001 (a user's __repr__ may raise anything; the report must still leave)
         return f"<{type(item).__name__} whose repr raised {type(error).__name__}>"
 
 
 def from_exception(error: BaseException, where: str, item: Any) -> Failure:
     """A failure out of the exception being handled."""
+    import traceback
+
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(tame(error, where), where, shorten(item), text)
 

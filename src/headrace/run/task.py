@@ -8,12 +8,14 @@ a silence of 2.0 s without it, 1.1 s and 0.06 s with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.run.failure import Failure, from_exception
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
 SLICE = 0.02  # seconds of work after which a worker reports, even in the middle of a batch
 
@@ -21,16 +23,20 @@ Words = list[int] | memoryview
 STARTED, RUNNING = 0, 1  # the two words that a supervisor may read at any time
 
 
-@dataclass(slots=True)
 class Slice:
     """What one call of `run_slice` did: items `begin .. end`, their outputs, perhaps a failure of the last."""
 
-    begin: int
-    end: int
-    values: list[Any]
-    ends: list[int] | None  # outputs after each good item; None: one output an item
-    failure: Failure | None
-    seconds: float
+    __slots__ = ("begin", "end", "ends", "failure", "seconds", "values")
+
+    def __init__(
+        self, span: tuple[int, int], values: list[Any], ends: list[int] | None, failure: Failure | None, seconds: float
+    ) -> None:
+        """`ends`: number of outputs after each good item; None: one output an item."""
+        self.begin, self.end = span
+        self.values = values
+        self.ends = ends
+        self.failure = failure
+        self.seconds = seconds
 
 
 class Function:
@@ -105,7 +111,7 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
         failure = from_exception(error, function.where, items[index])
         index += 1
     words[RUNNING] = 0
-    return Slice(begin, index, values, ends, failure, perf_counter() - started)
+    return Slice((begin, index), values, ends, failure, perf_counter() - started)
 
 
 def _run_general(

@@ -15,11 +15,15 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from headrace.run.shm import THRESHOLD, SlabReader, SlabWriter
+from headrace.run.shm import THRESHOLD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from headrace.run.shm import SlabReader, SlabWriter
 
 Bytes = bytes | bytearray | memoryview
 
@@ -29,23 +33,18 @@ BUFFER = struct.Struct("<qQ")
 INIT, ITEMS, ACK, FAILED_START, EMIT, END = range(1, 7)
 LAST, BODY_IN_SLAB = 1, 2  # flags
 
-Copy = Callable[[memoryview], Any]
 
-
-@dataclass(slots=True)
 class Frame:
     """A received frame: its numbers, its body, and its buffers, ready for `decode`."""
 
-    kind: int
-    flags: int
-    a: int
-    b: int
-    first: int
-    seconds: float
-    body: Bytes
-    buffers: list[Any]
-    nbytes: int
-    let_go: Callable[[], None] | None = None
+    __slots__ = ("a", "b", "body", "buffers", "first", "flags", "kind", "let_go", "nbytes", "seconds")
+
+    def __init__(self, head: tuple[Any, ...], body: Bytes) -> None:
+        """`head` as `HEADER` unpacks it."""
+        self.kind, self.flags, _, self.a, self.b, self.first, self.seconds, self.nbytes = head
+        self.body = body
+        self.buffers: list[Any] = []
+        self.let_go: Callable[[], None] | None = None
 
     def decode(self) -> Any:
         """The object of the body; to be called once."""
@@ -60,7 +59,7 @@ class Frame:
 class Inbox:
     """How buffers that lie in a slab become arrays here: leased (no copy), or copied by `copy` and let go of."""
 
-    def __init__(self, reader: SlabReader | None, copy: Copy | None = None) -> None:
+    def __init__(self, reader: SlabReader | None, copy: Callable[[memoryview], Any] | None = None) -> None:
         """Read from `reader`; `copy=None` leases."""
         self._reader = reader
         self._copy = copy
@@ -129,28 +128,29 @@ def _dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     return cloudpickle.dumps(value, protocol=5, buffer_callback=large.take), large.kept
 
 
-@dataclass(slots=True)
 class Packed:
     """An object that somebody else pickled: passed on as it is, without being read on the way."""
 
-    body: bytes
-    buffers: list[Any]
+    __slots__ = ("body", "buffers")
+
+    def __init__(self, body: bytes, buffers: list[Any]) -> None:
+        """The pickle and its out-of-band buffers."""
+        self.body = body
+        self.buffers = buffers
 
     def decode(self) -> Any:
         """The object."""
         return pickle.loads(self.body, buffers=self.buffers)  # noqa: S301 (from our own worker)
 
 
-@dataclass(frozen=True, slots=True)
 class Head:
     """The numbers of a frame. ITEMS: run `b` items after passing over `a`; ACK: `a` items took `seconds`."""
 
-    kind: int
-    flags: int = 0
-    a: int = 0
-    b: int = 0
-    first: int = 0
-    seconds: float = 0.0
+    __slots__ = ("a", "b", "first", "flags", "kind", "seconds")
+
+    def __init__(self, kind: int, flags: int = 0, a: int = 0, b: int = 0, first: int = 0, seconds: float = 0.0) -> None:
+        """See the class; `first` is the index of the first item in the whole input."""
+        self.kind, self.flags, self.a, self.b, self.first, self.seconds = kind, flags, a, b, first, seconds
 
 
 def encode(head: Head, value: Any, slab: SlabWriter | None) -> list[Bytes]:
@@ -182,7 +182,8 @@ def parse(data: memoryview, inbox: Inbox) -> tuple[Frame, int] | int:
     """A frame from the start of `data` and its length, or the bytes needed for it if it is not all there."""
     if len(data) < HEADER.size:
         return HEADER.size
-    kind, flags, count, a, b, first, seconds, size = HEADER.unpack_from(data)
+    head = HEADER.unpack_from(data)
+    count, size = head[2], head[7]
     at = HEADER.size + count * BUFFER.size
     if len(data) < at:
         return at
@@ -190,7 +191,7 @@ def parse(data: memoryview, inbox: Inbox) -> tuple[Frame, int] | int:
     total = at + size + sum(length for offset, length in table if offset < 0)
     if len(data) < total:
         return total
-    frame = Frame(kind, flags, a, b, first, seconds, data[at : at + size], [], size)
+    frame = Frame(head, data[at : at + size])
     at += size
 
     def loose(length: int) -> bytearray:
@@ -204,15 +205,16 @@ def parse(data: memoryview, inbox: Inbox) -> tuple[Frame, int] | int:
 
 def receive(sock: socket.socket, inbox: Inbox) -> Frame | None:
     """Block until a whole frame is there; None at the end of the stream."""
-    head = _exactly(sock, HEADER.size)
-    if head is None:
+    start = _exactly(sock, HEADER.size)
+    if start is None:
         return None
-    kind, flags, count, a, b, first, seconds, size = HEADER.unpack(head)
+    head = HEADER.unpack(start)
+    count, size = head[2], head[7]
     rest = _exactly(sock, count * BUFFER.size + size)
     if rest is None:
         return None
     table = [BUFFER.unpack_from(rest, n * BUFFER.size) for n in range(count)]
-    frame = Frame(kind, flags, a, b, first, seconds, memoryview(rest)[count * BUFFER.size :], [], size)
+    frame = Frame(head, memoryview(rest)[count * BUFFER.size :])
     return frame if inbox.fill(frame, table, lambda length: _exactly(sock, length)) else None
 
 

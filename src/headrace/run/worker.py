@@ -13,12 +13,17 @@ import pickle
 import signal
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.run import wire
 from headrace.run.failure import from_exception, pack
 from headrace.run.shm import Arena, SlabReader, SlabWriter, keep_memory
-from headrace.run.task import STARTED, Function, Slice, run_slice
+from headrace.run.task import STARTED, Function, run_slice
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headrace.run.task import Slice
 
 _F_SETSIG = 10  # Linux: which signal announces that a descriptor is ready; the fcntl module does not name it
 

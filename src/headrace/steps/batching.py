@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TARGET_SECONDS = 0.005
+INLINE_SECONDS = 0.0003  # nothing is sent: a batch only spreads the bookkeeping, and the next output should come soon
 TARGET_BYTES = 64 * 1024
 MOST = 4096
+INLINE_MOST = 256  # what is pulled for a cheap batch must be worked off here even if it turns out dear
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class BatchSize:
     1
     """
 
+    target: float = TARGET_SECONDS
+    most: int = MOST
     items: int = 1
     seconds: float = 0.0  # of work an item, as believed now
     nbytes: float = 0.0  # an item, the larger of there and back
@@ -38,9 +42,9 @@ class BatchSize:
             return
         self.seconds = _believe(self.seconds, seconds / count)
         self.nbytes = _believe(self.nbytes, nbytes / count)
-        size = min(2 * self.items, MOST)
+        size = min(2 * self.items, self.most, MOST)
         if self.seconds > 0:
-            size = min(size, int(TARGET_SECONDS / self.seconds + 1e-6))
+            size = min(size, int(self.target / self.seconds + 1e-6))
         if self.nbytes > 0:
             size = min(size, int(TARGET_BYTES / self.nbytes))
         self.items = max(1, size)

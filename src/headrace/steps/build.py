@@ -15,11 +15,11 @@ from headrace.steps.settings import Settings
 from headrace.steps.statistics import Ledger
 
 
-def stages(settings: Settings, ledger: Ledger) -> list[StageFlow]:
+def stages(settings: Settings, ledger: Ledger, background: bool) -> list[StageFlow]:
     """The stages of one flow; workers are numbered through all of them."""
     ends = list(accumulate(count for _, count in settings.groups))
     return [
-        StageFlow(group, range(end - count, end), settings, ledger)
+        StageFlow(group, range(end - count, end), settings, ledger, background)
         for group, (end, (_, count)) in enumerate(zip(ends, settings.groups, strict=True))
     ]
 

@@ -7,16 +7,20 @@ every eighth batch, and on every batch whose items are slow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 from headrace.run.failure import from_exception
 from headrace.steps.failed import Failed
 
-OnError = Literal["raise", "skip", "return"]
-Into = Callable[..., None]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from headrace.steps.settings import OnError
+
+    Into = Callable[..., None]
+
 _TIMED_EVERY = 8
 _SLOW = 50e-6  # seconds an item; from here on the clock costs nothing worth mentioning
 _KEPT_ERRORS = 5
@@ -39,27 +43,47 @@ class _Drop:
 DROP = _Drop()
 
 
-@dataclass(frozen=True, slots=True)
 class Step:
     """One step, as the user gave it: a function, a generator function, or an object with set-up and tear-down."""
 
-    name: str
-    call: Callable[[Any], Any]
-    many: bool  # yields any number of outputs
+    __slots__ = ("call", "many", "name")
+
+    def __init__(self, name: str, call: Callable[[Any], Any], many: bool) -> None:
+        """`many`: yields any number of outputs."""
+        self.name = name
+        self.call = call
+        self.many = many
 
 
-@dataclass(slots=True)
 class StepReport:
-    """What a worker did since its last report, one number a step."""
+    """What a worker did since its last report, one number a step.
 
-    received: list[int]
-    produced: list[int]
-    timed: list[int]  # items of which the time was taken
-    seconds: list[float]
-    plain: bool = False  # survivors went uncounted through every step: they are the outputs that are not failures
-    failed: int = 0  # `Failed` among the outputs
-    skipped: int = 0
-    errors: list[str] | None = None
+    `timed` is the number of items of which the time was taken. `plain` says that those who came through every step were not
+    counted: they are the outputs that are not failures.
+    """
+
+    __slots__ = ("errors", "failed", "plain", "produced", "received", "seconds", "skipped", "timed")
+
+    def __init__(self, steps: int, plain: bool) -> None:
+        """All zero."""
+        self.received, self.produced = [0] * steps, [0] * steps
+        self.timed, self.seconds = [0] * steps, [0.0] * steps
+        self.plain = plain
+        self.failed = 0
+        self.skipped = 0
+        self.errors: list[str] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Plain lists: a report goes with every acknowledgement."""
+        counts = (self.received, self.produced, self.timed, self.seconds)
+        return _report, (counts, self.plain, self.failed, self.skipped, self.errors)
+
+
+def _report(counts: Any, plain: bool, failed: int, skipped: int, errors: list[str] | None) -> StepReport:
+    report = StepReport(0, plain)
+    report.received, report.produced, report.timed, report.seconds = counts
+    report.failed, report.skipped, report.errors = failed, skipped, errors
+    return report
 
 
 class Chain:
@@ -75,6 +99,7 @@ class Chain:
         self._on_error = on_error
         self._passes_failed = passes_failed
         self._at = 0
+        self._culprit: Any = None  # what the step that raised was given
         self._ready = 0
         self._batches = 0
         self._choose(timed=True)
@@ -121,11 +146,10 @@ class Chain:
 
     def _choose(self, *, timed: bool) -> None:
         """Begin a report, with the fastest way to run an item that fills it."""
-        count = len(self._steps)
-        self._received, self._produced = [0] * count, [0] * count
-        self._timed, self._seconds = [0] * count, [0.0] * count
         plain = self._plain and not timed
-        self._report = StepReport(self._received, self._produced, self._timed, self._seconds, plain)
+        self._report = report = StepReport(len(self._steps), plain)
+        self._received, self._produced = report.received, report.produced
+        self._timed, self._seconds = report.timed, report.seconds
         if self._on_error != "raise" or self._passes_failed:
             self.into: Into = self._guarded_into
         else:
@@ -143,7 +167,7 @@ class Chain:
                     self._dropped(n)
                     return
         except BaseException:
-            self._at = n
+            self._at, self._culprit = n, item
             self._dropped(n)
             raise
         outputs.append(item)
@@ -215,7 +239,7 @@ class Chain:
             try:
                 self._plain_into(item, outputs)
             except _CAUGHT as error:
-                self._give_up(error, item, outputs)
+                self._give_up(error, self._culprit, outputs)
         else:
             self._guarded_from(0, item, outputs)
 
@@ -268,12 +292,14 @@ def iterate(transform: Callable[..., Iterator[Any]], **settings: Any) -> Callabl
     return _Iterate(transform, settings)
 
 
-@dataclass(frozen=True, slots=True)
 class _Iterate:
     """See `iterate`."""
 
-    transform: Callable[..., Iterator[Any]]
-    settings: dict[str, Any]
+    __slots__ = ("settings", "transform")
+
+    def __init__(self, transform: Callable[..., Iterator[Any]], settings: dict[str, Any]) -> None:
+        self.transform = transform
+        self.settings = settings
 
     def __call__(self, item: Any) -> Iterator[Any]:
         """Everything the transformation yields for this item."""

@@ -17,26 +17,22 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError, InternalError, WorkerDied
 from headrace.run import supervise, wire
 from headrace.run.executor import Paced
 from headrace.run.failure import from_exception, unpack
-from headrace.run.shm import Recycler, SlabWriter
+from headrace.run.shm import Recycler
 from headrace.steps.batching import BatchSize
-from headrace.steps.source import PATIENCE, Pulled
+from headrace.steps.emission import BLOCK, Emission, batches
+from headrace.steps.source import Pulled
 
 if TYPE_CHECKING:
-    import socket
-
     from headrace.steps.pipeline import Pipeline
 
-BLOCK = 256  # items in a reader's turn
 _AHEAD = 4  # messages of an emitter that wait in the parent
 
 
@@ -134,53 +130,6 @@ class EmitterSource:
         self._ports.pop(self._turn)
         self._turn %= max(1, len(self._ports))
         self._in_turn = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """The body of an emitter process: built there, run once."""
-
-    reader: Any
-
-    def __call__(self) -> Emission:
-        """The factory is the instance."""
-        return self
-
-    @property
-    def where(self) -> str:
-        """For errors."""
-        return f"reader {self.reader!r}"[:200]
-
-    def run(self, sock: socket.socket, slab: SlabWriter | None) -> int:
-        """Send every item; returns their number."""
-        total = 0
-        for items, nbytes in self._batches(slab):
-            wire.send(sock, nbytes)
-            total += items
-        return total
-
-    def _batches(self, slab: SlabWriter | None) -> Iterator[tuple[int, list[wire.Bytes]]]:
-        """Messages bounded by bytes and time, none across the border of a turn."""
-        size, left, items = BatchSize(), BLOCK, []
-        begun = perf_counter()
-        iterator = iter(self.reader)
-        while True:
-            try:
-                items.append(next(iterator))
-                failed = None
-            except BaseException as error:  # noqa: BLE001 (raised again below, after what was read before it)
-                failed = error
-            now = perf_counter()
-            if items and (failed or len(items) >= min(size.items, left) or now - begun > PATIENCE):
-                parts = wire.encode(wire.Head(wire.ITEMS, b=len(items)), items, slab)
-                yield len(items), parts
-                size.observe(len(items), now - begun, sum(len(part) for part in parts))
-                left = left - len(items) or BLOCK
-                items, begun = [], perf_counter()
-            if isinstance(failed, StopIteration):
-                return
-            if failed is not None:
-                raise failed
 
 
 class ProcessPort:
@@ -320,10 +269,9 @@ class ThreadPort:
 
     def _run(self) -> None:
         try:
-            iterator = iter(self._reader)
-            left = BLOCK
-            while items := list(islice(iterator, min(16, left))):
-                left = left - len(items) or BLOCK
+            size = BatchSize(most=64)
+            for items, seconds in batches(self._reader, size):
+                size.observe(len(items), seconds, 0)
                 self._put(Pulled(items, len(items)))
                 if self._stop.is_set():
                     return
@@ -373,6 +321,3 @@ class InlinePort:
     def close(self) -> None:
         """Nothing runs."""
         self._ended = True
-
-
-Make = Callable[[int, Any, Paced], Port]

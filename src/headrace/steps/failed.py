@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headrace.run.failure import Failure, pack, unpack
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Failed:

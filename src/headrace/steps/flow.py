@@ -20,7 +20,7 @@ from headrace.errors import InternalError
 from headrace.run.executor import Paced, Part, route
 from headrace.run.failure import Failure
 from headrace.run.wire import Packed
-from headrace.steps.batching import BatchSize
+from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, BatchSize
 from headrace.steps.failed import Failed
 from headrace.steps.settings import Settings
 from headrace.steps.source import Pulled
@@ -34,14 +34,14 @@ _BARREN = 10_000
 class StageFlow:
     """One stage's part of a flow. Its identity is in the key of each batch, so that results find their way."""
 
-    def __init__(self, group: int, workers: range, settings: Settings, ledger: Ledger) -> None:
-        """Workers `workers` (their numbers in the executor) run this stage's steps."""
+    def __init__(self, group: int, workers: range, settings: Settings, ledger: Ledger, background: bool) -> None:
+        """Workers `workers` (their numbers in the executor) run this stage's steps, in the background or on request."""
         self.group = group
         self.workers = workers
         self.settings = settings
         self.ledger = ledger
         self.keyed = settings.assign is not None
-        self.size = BatchSize()
+        self.size = BatchSize() if background else BatchSize(INLINE_SECONDS, INLINE_MOST)
         limit = AHEAD * _IN_WORK * len(workers)
         self.window: Window[Any] = Window(limit * (256 if self.keyed else 1), ordered=settings.ordered)
         self.inbox: deque[Any] = deque()

@@ -14,9 +14,8 @@ from typing import Any, TypedDict, Unpack
 from headrace.errors import Cancelled, ConfigError, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
 from headrace.steps import auto, build
-from headrace.steps.chain import OnError
 from headrace.steps.flow import Cancellation, Flow
-from headrace.steps.settings import Mode, Runner, Settings, Workers, assigner, make_steps
+from headrace.steps.settings import Mode, OnError, Runner, Settings, Workers, assigner, make_steps
 from headrace.steps.shuffle import shuffled
 from headrace.steps.source import Chained, IterableSource, QueueSource
 from headrace.steps.statistics import Ledger, Statistics, bottleneck
@@ -246,7 +245,9 @@ class Pipeline:
                 self._shut()
 
     def _run(self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None) -> Iterator[Any]:
-        flow = Flow(executor, build.stages(self.settings, self._ledger), source, first, self._ledger)
+        flow = Flow(
+            executor, build.stages(self.settings, self._ledger, executor.background), source, first, self._ledger
+        )
         self._flows.append(flow)
         outputs = flow.outputs(enough)
         began = monotonic()
@@ -348,9 +349,9 @@ class Pipeline:
             assert self._executor is not None
             self._queue = QueueSource(self.settings.max_pending)
             self._queue_source = Chained([self._queue])
-            self._queue_flow = Flow(
-                self._executor, build.stages(self.settings, self._ledger), self._queue_source, 0, self._ledger
-            )
+            executor = self._executor
+            stages = build.stages(self.settings, self._ledger, executor.background)
+            self._queue_flow = Flow(executor, stages, self._queue_source, 0, self._ledger)
             self._flows.append(self._queue_flow)
         return self._queue_flow, self._queue
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from headrace.steps.chain import Chain, OnError, Step
+from headrace.steps.chain import Chain
 from headrace.steps.failed import Failed
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headrace.steps.chain import Step
+    from headrace.steps.settings import OnError
 
 
 class SeededChain(Chain):
@@ -83,4 +89,5 @@ def reseed(seed: int) -> None:
 
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        # The two modules have one algorithm: equal seeds would give equal numbers.
+        numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])

@@ -13,8 +13,9 @@ import xxhash
 
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.run.executor import SLAB_BYTES
-from headrace.steps.chain import OnError, Step
+from headrace.steps.chain import Step
 
+OnError = Literal["raise", "skip", "return"]
 Runner = Literal["process", "threads", "inline"]
 Mode = Literal["fused", "staged"]
 Workers = int | Sequence[int] | Literal["auto"]

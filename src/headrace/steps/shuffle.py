@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 _DRAWS = 1024
 
 
@@ -16,6 +14,8 @@ def shuffled(items: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
     Each item changes places with a random one of the buffer, which leaves. The order is a function of the order of
     `items`, `size` and `seed`.
     """
+    import numpy as np  # which a pipeline that does not shuffle does not need
+
     rng = np.random.Generator(np.random.Philox(key=seed))
     held: list[Any] = []
     draws: list[int] = []

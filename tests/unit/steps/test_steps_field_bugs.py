@@ -1,0 +1,261 @@
+"""Public bug reports about workers and processes, each tried on this pipeline (catalogue letters B067 to B079), and the
+failure trials on which other libraries hang or lose items."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.steps import Pipeline
+
+HANG = 100.0
+
+
+def keep(x: Any) -> Any:
+    return x
+
+
+# -- B067: a tokenizer used before the workers start -----------------------------------------------------------------
+
+TOKENIZER = """
+import os, sys
+import numpy, pyarrow
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from headrace.steps import Pipeline
+
+tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer.train_from_iterator(["some words to learn", "more words"] * 50, trainers.BpeTrainer(
+    vocab_size=60, special_tokens=["[UNK]"], show_progress=False))
+texts = [f"some words number {k}" for k in range(400)]
+expected = [encoding.ids for encoding in tokenizer.encode_batch(texts)]     # starts its thread pool in this process
+pyarrow.array(range(1000)).cast("float64")
+
+class Encode:
+    def __init__(self, text):
+        self.text = text
+    def setup(self):
+        self.tokenizer = Tokenizer.from_str(self.text)
+    def __call__(self, text):
+        return self.tokenizer.encode_batch([text])[0].ids
+
+with Pipeline([Encode(tokenizer.to_str())], num_workers=4) as pipeline:
+    assert list(pipeline.map(texts)) == expected
+print("fine")
+"""
+
+
+def test_b067_a_tokenizer_used_before_the_workers_start_neither_hangs_nor_warns(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TOKENIZER)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=HANG)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+# -- B070: shared memory that is too small --------------------------------------------------------------------------
+
+
+def test_b070_arrays_larger_than_the_shared_memory_go_another_way() -> None:
+    arrays = [np.full(300_000, k) for k in range(12)]
+    with Pipeline([keep], num_workers=2, slab_bytes=1 << 20) as pipeline:
+        for k, array in enumerate(pipeline.map(arrays)):
+            assert (array == k).all()
+        assert pipeline.statistics().workers.slab_misses == 12
+        assert "through sockets" in pipeline.explain()
+
+
+# -- B072: exceptions that cannot travel (kinds of exceptions: tests/backends/test_executors.py) -----------------------
+
+
+class Awkward(Exception):
+    def __init__(self, code: int, lock: Any) -> None:
+        super().__init__(code, lock)
+        self.code = code
+        self.lock = lock
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+def awkward(x: int) -> int:
+    if x >= 999:
+        raise Awkward(x, threading.Lock())
+    return x
+
+
+@pytest.mark.parametrize("runner", ["threads", "process"])
+def test_b072_an_unpicklable_error_in_the_last_batch_keeps_its_type_and_message(runner: str) -> None:
+    got: list[int] = []
+    with Pipeline([awkward], num_workers=2, runner=runner) as pipeline, pytest.raises(Awkward) as caught:
+        got.extend(pipeline.map(range(1000)))
+    assert got == list(range(999))
+    assert caught.value.code == 999 and "awkward" in "\n".join(caught.value.__notes__)
+
+
+# -- B075: what a killed run leaves behind ---------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from headrace.steps import Pipeline
+
+with Pipeline([np.negative], num_workers=2) as pipeline:
+    for k, array in enumerate(pipeline.map(np.full(100_000, k) for k in range(10**6))):
+        assert (array == -k).all()
+        if k == 20:
+            print("here", flush=True)
+            if sys.argv[1] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            break
+"""
+
+
+def test_b075_a_run_starts_after_a_killed_one_and_beside_another(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+
+    def start(how: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, str(script), how], stdout=subprocess.PIPE, text=True)
+
+    killed = start("kill")
+    assert killed.communicate(timeout=HANG)[0] == "here\n" and killed.returncode == -9
+    both = [start("end"), start("end")]
+    assert [one.communicate(timeout=HANG)[0] for one in both] == ["here\n"] * 2
+    assert [one.returncode for one in both] == [0, 0]
+
+
+# -- B079: every worker gives everything; random numbers equal in all workers ------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 8])
+@pytest.mark.parametrize("items", [0, 3, 10])
+def test_b079_each_row_once_with_more_workers_than_rows_too(workers: int, items: int) -> None:
+    with Pipeline([keep], num_workers=workers, runner="threads") as pipeline:
+        assert list(pipeline.map(range(items))) == list(range(items))
+
+
+def test_b079_more_processes_than_rows() -> None:
+    with Pipeline([keep], num_workers=5) as pipeline:
+        assert list(pipeline.map(range(3))) == [0, 1, 2]
+        assert list(pipeline.map([])) == []
+
+
+def noise(_: int) -> tuple[float, float]:
+    return random.random(), float(np.random.random())
+
+
+def test_b079_random_numbers_differ_between_rows_and_not_between_runs() -> None:
+    def run(workers: int) -> list[tuple[float, float]]:
+        with Pipeline([noise], num_workers=workers, seed=5) as pipeline:
+            return list(pipeline.map(range(100)))
+
+    one = run(1)
+    assert one == run(3)
+    assert len({number for pair in one for number in pair}) == 200
+
+
+# -- trials on which other libraries hang, lose items or run away -------------------------------------------------------
+
+
+def test_a_consumer_that_raises_while_workers_run() -> None:
+    with pytest.raises(ZeroDivisionError), Pipeline([keep], num_workers=2) as pipeline:
+        for x in pipeline.map(count()):
+            1 / (3 - x)
+
+
+def test_an_iterator_dropped_after_one_item() -> None:
+    outputs = Pipeline([keep], num_workers=2).map(count())
+    assert next(outputs) == 0
+    del outputs
+
+
+def sleepy(x: int) -> int:
+    time.sleep(0.02 if x >= 2000 else 0)
+    return x
+
+
+def test_slow_items_after_many_fast_ones_are_spread_over_all_workers() -> None:
+    with Pipeline([tag], num_workers=2) as pipeline:
+        outputs = list(pipeline.map(range(2060)))
+    assert [x for x, _ in outputs] == list(range(2060))
+    share = Counter(pid for x, pid in outputs if x >= 2000)
+    assert len(share) == 2 and min(share.values()) >= 15  # a batch without hand-back would leave them all to one
+
+
+def tag(x: int) -> tuple[int, int]:
+    return sleepy(x), os.getpid()
+
+
+def test_one_slow_item_does_not_hold_back_the_others_when_unordered() -> None:
+    with Pipeline([slow_first], num_workers=2, ordered=False) as pipeline:
+        outputs = list(pipeline.map(range(400)))
+    assert sorted(outputs) == list(range(400))
+    assert outputs.index(0) > 300
+
+
+def slow_first(x: int) -> int:
+    time.sleep(1.0 if x == 0 else 0.0005)
+    return x
+
+
+def test_outputs_are_bounded_while_nobody_takes_them() -> None:
+    with Pipeline([blob], num_workers=2) as pipeline:
+        outputs = pipeline.map(count())
+        next(outputs)
+        time.sleep(0.5)
+        assert pipeline.statistics().received < 200
+
+
+def blob(_: int) -> bytes:
+    return bytes(200_000)
+
+
+def in_place(array: Any) -> Any:
+    array += 1
+    return array
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_a_step_may_write_into_the_array_it_gets(size: int) -> None:
+    with Pipeline([in_place], num_workers=1) as pipeline:
+        (out,) = pipeline.map([np.zeros(size)])
+    assert (out == 1).all()
+    out += 1  # and so may the consumer
+
+
+def many_results(_: int) -> Iterator[Any]:
+    for k in range(300):
+        yield np.full(1000, k)
+
+
+def test_two_thousand_results_kept_alive_need_no_descriptors() -> None:
+    with Pipeline([many_results], num_workers=1) as pipeline:
+        before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+        kept = list(pipeline.map(range(7)))
+        after = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    assert len(kept) == 2100 and after <= before + 20
+
+
+def test_large_items_both_ways_with_one_worker_and_a_small_window() -> None:
+    with Pipeline([keep], num_workers=1, slab_bytes=0) as pipeline:
+        sizes = [len(out) for out in pipeline.map(bytes(5_000_000) for _ in range(6))]
+    assert sizes == [5_000_000] * 6
+
+
+@pytest.mark.slow
+def test_a_million_items() -> None:
+    with Pipeline([keep], num_workers=3) as pipeline:
+        assert all(x == k for k, x in enumerate(pipeline.map(range(1_000_000))))
+        assert pipeline.statistics().finished == 1_000_000
