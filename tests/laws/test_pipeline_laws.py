@@ -25,6 +25,12 @@ def test_settings_are_not_data(recipe: Recipe, options: dict[str, Any], cut: int
     assert stream(recipe, runner="inline", auto_validation="off") == stream(recipe, cut_every=cut, **options)
 
 
+@settings(LAW, max_examples=4)
+@given(recipes(), settings_of_a_run(runners=("process",)))
+def test_processes_are_not_data_either(recipe: Recipe, options: dict[str, Any]) -> None:
+    assert stream(recipe, runner="inline", auto_validation="off") == stream(recipe, **options)
+
+
 @LAW
 @given(recipes(), st.lists(st.integers(0, 12), max_size=5), st.lists(settings_of_a_run(), min_size=6, max_size=6), CUT)
 def test_resume_is_invisible(recipe: Recipe, stops: list[int], options: list[dict[str, Any]], cut: int) -> None:

@@ -201,17 +201,11 @@ def _allocate(groups: list[tuple[list[Node], str]], options: RuntimeOptions, lim
 
 
 def _share_out(wanted: list[int], pooled: list[int], limit: int) -> list[int]:
-    """`limit` workers over the pooled stages in proportion to their wishes, at least one each (largest remainder)."""
-    out, total = [0] * len(wanted), sum(wanted)
-    if not pooled:
-        return out
-    shares = {i: wanted[i] * limit / total for i in pooled}
-    for i in pooled:
-        out[i] = max(1, int(shares[i]))
-    for i in sorted(pooled, key=lambda i: int(shares[i]) - shares[i]):
-        if sum(out) >= limit:
-            break
-        out[i] += 1
+    """`limit` workers over the pooled stages: one each, then each next one to the stage that is furthest from its wish."""
+    out = [1 if i in pooled else 0 for i in range(len(wanted))]
+    for _ in range(limit - len(pooled)):
+        neediest = max(pooled, key=lambda i: wanted[i] / (out[i] + 1))
+        out[neediest] += 1
     return out
 
 
