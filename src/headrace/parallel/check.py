@@ -91,7 +91,7 @@ def _lowered(schedule: Schedule) -> Schedule:
     except ScheduleError:
         rows = [[x for a in row for x in _with_own_messages(schedule, a)] for row in schedule.rows]
         naive = Schedule.from_rows(schedule.name, rows, schedule.num_microbatches)
-        raise ScheduleError(_cycle_message(naive, "perfect", deadlock(naive, "buffered", by_tensor(naive)))) from None
+        raise ScheduleError(_cycle_message(naive, "any", deadlock(naive, "buffered", by_tensor(naive)))) from None
 
 
 def _with_own_messages(schedule: Schedule, action: Action) -> list[Action]:
@@ -315,10 +315,15 @@ def _cycle_message(schedule: Schedule, transport: str, cycle: list[str]) -> str:
     chain = "\n    waits for ".join([*cycle, cycle[0]])
     rows = "\n".join(_row(schedule, rank) for rank in ranks)
     return (
-        f"schedule {schedule.name!r} deadlocks on a {transport} transport; the shortest cycle of waits:\n    {chain}\n"
+        f"schedule {schedule.name!r} deadlocks on {_article(transport)} transport; the shortest cycle of waits:\n    {chain}\n"
         f"rows:\n{rows}\n"
         'exchange the order of these actions on one rank; lower(schedule, order="asap") orders all messages safely'
     )
+
+
+def _article(transport: str) -> str:
+    """The transport with its article."""
+    return "any" if transport == "any" else f"a {transport}"
 
 
 def _ranks_in(line: str) -> list[str]:

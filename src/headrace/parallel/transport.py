@@ -15,8 +15,8 @@ of "waits for" has a cycle; one is found by running it, and what cannot run hold
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +99,7 @@ class WaitGraph:
     def _messages(self) -> None:
         """A message moves when its ends are reached and, on a strict transport, when its queues have come to it."""
         queues: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        self.queues_of: dict[int, list[list[int]]] = {}
         for index, message in enumerate(self.matched):
             node = self.num_places + index
             self.needs[node] += [self.node(message.send), self.node(message.receive)]
@@ -108,10 +109,12 @@ class WaitGraph:
                 key = self._queue(place, other)
                 if key is not None:
                     queues.setdefault(key, []).append((place[1], node))
-        for queue in queues.values():
-            queue.sort()
-            for (_, before), (_, after) in zip(queue, queue[1:], strict=False):
+        for entries in queues.values():
+            queue = [node for _, node in sorted(entries)]
+            for before, after in zip(queue, queue[1:], strict=False):
                 self.needs[after].append(before)
+            for node in queue:
+                self.queues_of.setdefault(node, []).append(queue)
 
     def _queue(self, place: Place, other: Place) -> tuple[object, ...] | None:
         """The queue in which an end of a message stands on its own rank."""
@@ -148,21 +151,43 @@ class WaitGraph:
         return {node for node, n in enumerate(missing) if n > 0} if done < len(missing) else set()
 
     def shortest_cycle(self, stuck: set[int]) -> list[int]:
-        """The shortest chain of waits that closes, each node waiting for the next."""
-        inner = _core(stuck, self.needs)
-        best: list[int] = []
-        for start in sorted(inner):
-            cycle = _cycle_from(start, inner, self.needs, limit=len(best) or len(self.needs))
-            if cycle and (not best or len(cycle) < len(best)):
-                best = cycle
-            if len(best) == 2 or (best and len(inner) > 4000):
-                break
-        return best
+        """The shortest chain of waits that closes, each node waiting for the next.
+
+        Of all that is stuck only little matters: the place where each rank stands, and the message at the head of each queue.
+        What comes behind them waits because they do.
+        """
+        places = (node for node in stuck if node < self.num_places)
+        stands: dict[int, int] = {}
+        for node in places:
+            rank = self.rank_of(node)
+            stands[rank] = min(stands.get(rank, node), node)
+        waits: dict[int, list[int]] = {}
+        fresh = list(stands.values())
+        while fresh:
+            node = fresh.pop()
+            if node not in waits:
+                waits[node] = self._waits(node, stuck, stands)
+                fresh += waits[node]
+        cycles = (_cycle_from(start, waits) for start in sorted(waits))
+        return min((cycle for cycle in cycles if cycle), key=len, default=[])
+
+    def _waits(self, node: int, stuck: set[int], stands: dict[int, int]) -> list[int]:
+        """What a stuck node waits for now: a rank for messages, a message for ranks and for the heads of its queues."""
+        if node < self.num_places:
+            return [need for need in self.needs[node] if need >= self.num_places and need in stuck]
+        message = self.matched[node - self.num_places]
+        ranks = [stands[place[0]] for place in (message.send, message.receive) if self.node(place) in stuck]
+        heads = [next(n for n in queue if n in stuck) for queue in self.queues_of.get(node, [])]
+        return list(dict.fromkeys(ranks + [head for head in heads if head != node]))
+
+    def rank_of(self, node: int) -> int:
+        """The rank of a place."""
+        return bisect_right(self.base, node) - 1
 
     def describe(self, node: int) -> str:
         """A node for a person: rank, position and action, or the two ends of a message."""
         if node < self.num_places:
-            rank = max(r for r, base in enumerate(self.base) if base <= node and self.schedule.rows[r])
+            rank = self.rank_of(node)
             return (
                 f"rank {rank} at {self.schedule.rows[rank][node - self.base[rank]]} (position {node - self.base[rank]})"
             )
@@ -171,40 +196,20 @@ class WaitGraph:
         return f"message {send} of rank {message.send[0]} to {receive} of rank {message.receive[0]}"
 
 
-def _core(stuck: set[int], needs: list[list[int]]) -> set[int]:
-    """The stuck nodes from which some stuck node waits on, and on which one waits: all cycles are among them."""
-    inner = set(stuck)
-    users: dict[int, int] = dict.fromkeys(inner, 0)
-    for node in inner:
-        for need in needs[node]:
-            if need in inner:
-                users[need] += 1
-    idle = [node for node, n in users.items() if n == 0]
-    while idle:
-        node = idle.pop()
-        inner.discard(node)
-        for need in needs[node]:
-            if need in inner:
-                users[need] -= 1
-                if users[need] == 0:
-                    idle.append(need)
-    return inner
-
-
-def _cycle_from(start: int, inner: set[int], needs: list[list[int]], limit: int) -> list[int]:
-    """Breadth first: the shortest way from a node back to itself, if shorter than `limit`."""
+def _cycle_from(start: int, waits: dict[int, list[int]]) -> list[int]:
+    """Breadth first: the shortest way from a node back to itself; empty if there is none."""
     parent: dict[int, int] = {start: start}
-    layer: Iterable[int] = [start]
-    for _ in range(limit):
+    layer = [start]
+    while layer:
         following: list[int] = []
         for node in layer:
-            for need in needs[node]:
+            for need in waits[node]:
                 if need == start:
                     path = [node]
                     while path[-1] != start:
                         path.append(parent[path[-1]])
                     return path[::-1]
-                if need in inner and need not in parent:
+                if need not in parent:
                     parent[need] = node
                     following.append(need)
         layer = following

@@ -45,11 +45,25 @@ def test_a_microbatch_that_the_step_does_not_have():
 
 def test_a_cycle_among_computations_is_shown_whole():
     message = refused("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
-    assert "deadlocks" in message
+    assert "deadlocks on any transport" in message
     assert "shortest cycle" in message
     assert "rank 0 at 0B0" in message
     assert "rank 1 at 1F1" in message
     assert message.count("\n  rank ") == 2, "both rows are shown"
+
+
+@pytest.mark.parametrize(("name", "order"), [("1f1b", "late"), ("zb-1p", "deferred"), ("interleaved-1f1b", "deferred")])
+def test_the_cycle_of_a_large_schedule_is_short_and_soon_found(name, order):
+    """Two messages that wait for each other are named, out of thousands that wait behind them."""
+    message = refused(lower(build_schedule(name, 8, 64), order=order))
+    assert message.count("waits for message") == 2
+    assert message.count("\n  rank ") == 2
+
+
+def test_a_rank_without_work_does_not_confuse_the_search():
+    rows = list(lower(build_schedule("1f1b", 2, 3), order="late", sharding=False).rows)
+    message = refused(Schedule.from_rows("gap", [rows[0], (), rows[1]]))
+    assert "of rank 0 to 1RECV_F1 of rank 2" in message
 
 
 def test_communication_missing_or_doubled():
