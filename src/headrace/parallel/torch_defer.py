@@ -56,10 +56,16 @@ def defer_weight_gradients(module: nn.Module, store: DeferredGradients) -> int:
     """Teach every layer below `module` that can defer to use `store`; returns how many can.
 
     Only layers whose class is exactly one of the known ones change (a subclass may do anything), and their forward
-    computes the same numbers as before.
+    computes the same numbers as before. A layer of your own defers if it has a method `use_deferred_gradients(store)`:
+    it gets the store, and None when it is over.
     """
     count = 0
     for layer in module.modules():
+        own = getattr(layer, _OWN, None)
+        if own is not None:
+            own(store)
+            count += 1
+            continue
         forward = _FORWARDS.get(type(layer))
         if forward is not None and _can_defer(layer):
             object.__setattr__(layer, _STORE, store)
@@ -71,12 +77,16 @@ def defer_weight_gradients(module: nn.Module, store: DeferredGradients) -> int:
 def restore_forwards(module: nn.Module) -> None:
     """Undo `defer_weight_gradients`."""
     for layer in module.modules():
-        if _STORE in layer.__dict__:
+        own = getattr(layer, _OWN, None)
+        if own is not None:
+            own(None)
+        elif _STORE in layer.__dict__:
             object.__delattr__(layer, _STORE)
             object.__delattr__(layer, "forward")
 
 
 _STORE = "_headrace_deferred_gradients"
+_OWN = "use_deferred_gradients"
 
 
 def _can_defer(layer: nn.Module) -> bool:

@@ -24,7 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from headrace.errors import ConfigError, ScheduleError
 from headrace.parallel.action import Action, Kind, leaves
 from headrace.parallel.check import prove
+from headrace.parallel.compare import Comparison, compare
+from headrace.parallel.costs import StageCosts
+from headrace.parallel.planner import Plan
 from headrace.parallel.schedule import Schedule
+from headrace.parallel.simulate import Simulation, simulate
 from headrace.parallel.timeline import Span, Timeline
 from headrace.parallel.torch_batch import (
     Batch,
@@ -193,6 +197,16 @@ class DistributedPipeline:
             "measured",
         )
 
+    def compare(self, predicted: Plan | Simulation | StageCosts) -> Comparison:
+        """The last step beside what was predicted, and where the lost time went; every rank calls it.
+
+        The prediction is simulated again for the list that ran: an overlapped pair runs in turn here.
+        """
+        if isinstance(predicted, Plan):
+            predicted = predicted.simulation
+        costs = predicted if isinstance(predicted, StageCosts) else predicted.costs
+        return compare(simulate(self.schedule, costs), self.timeline())
+
     def close(self) -> None:
         """Say goodbye to the other ranks; every rank calls it at the end. Leaves the process group alone."""
         if self.guard is not None:
@@ -263,7 +277,7 @@ class DistributedPipeline:
         if self.is_last and wants_loss:
             shares = _shares(shapes)
             entries = [(None if targets is None else targets[m], shares[m], m) for m in range(self.num_microbatches)]
-        before = self.shared.snapshot() if train else {}
+        before = self.shared.snapshot() if train else []
         if align:
             self.group.barrier()
         given = inputs if inputs is not None else [()] * self.num_microbatches

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from headrace.errors import ConfigError
 from headrace.parallel.torch_stage import Tie
@@ -67,50 +69,71 @@ class Group:
 
 
 class SharedWeights:
-    """Copies of one parameter on several ranks, kept equal: same start, and gradients added up after each step.
+    """Copies of one parameter in several stages, kept equal: same start, and gradients added up after each step.
 
-    The gradient of a shared weight is the sum over its places. Each rank computes its own part, so without this the
-    copies drift apart at the first optimizer step.
+    The gradient of a shared weight is the sum over its places. Each copy gets its own part, so without this the copies
+    drift apart at the first optimizer step. Copies live on several ranks, or on one: two stages of one rank share an
+    object, until `fully_shard` gives each stage its own shards.
     """
 
     def __init__(
         self, ties: Sequence[Tie], modules: dict[int, nn.Module], stage_to_rank: Sequence[int], group: Group
     ) -> None:
-        """Make a process group for each shared weight that crosses ranks; every rank of the pipeline takes part."""
-        self.duplicates: set[int] = set()  # ids of parameters that another rank counts in norms
-        self._shared: list[tuple[Any, Tensor, int]] = []
+        """Make a process group for each weight that crosses ranks; every rank of the pipeline takes part.
+
+        `modules` are the local stages as they run, wrapped or not; names are those of the plain stages.
+        """
+        self.duplicates: set[int] = set()  # ids of parameters that are counted elsewhere in norms
+        self._shared: list[_Copies] = []
         for tie in ties:
             ranks = sorted({stage_to_rank[stage] for stage in tie.stages})
-            if len(ranks) < 2 or group.rank not in ranks:
+            if group.rank not in ranks:
                 continue
+            local = list(
+                {id(p): p for p in (_get(modules[s], name) for s, name in tie.places if s in modules)}.values()
+            )
             owner = stage_to_rank[tie.stages[0]]
-            handle = dist.new_group([group.global_rank(r) for r in ranks], use_local_synchronization=True)
-            parameter = _parameter_of(tie, modules)
-            self._shared.append((handle, parameter, group.global_rank(owner)))
-            if group.rank != owner:
-                self.duplicates.add(id(parameter))
+            handle = None
+            if len(ranks) > 1:
+                handle = dist.new_group([group.global_rank(r) for r in ranks], use_local_synchronization=True)
+            if handle is not None or len(local) > 1:
+                self._shared.append(_Copies(local, handle, group.global_rank(owner)))
+            self.duplicates.update(id(p) for p in (local if group.rank != owner else local[1:]))
 
     def align(self) -> None:
         """Give every copy the values of the first stage's."""
-        for handle, parameter, owner in self._shared:
-            dist.broadcast(_local(parameter.detach()), owner, group=handle)
+        for copies in self._shared:
+            first = _local(copies.parameters[0].detach())
+            if copies.handle is not None:
+                dist.broadcast(first, copies.owner, group=copies.handle)
+            for other in copies.parameters[1:]:
+                _local(other.detach()).copy_(first)
 
-    def add_gradients(self, before: dict[int, Tensor]) -> None:
-        """Sum this step's gradients over the copies; `before` holds what had accumulated, which is summed already."""
-        for handle, parameter, _ in self._shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            grad = _local(parameter.grad)
-            earlier = before.get(id(parameter))
-            if earlier is not None:
-                grad.sub_(earlier)
-            dist.all_reduce(grad, group=handle)
-            if earlier is not None:
-                grad.add_(earlier)
-
-    def snapshot(self) -> dict[int, Tensor]:
+    def snapshot(self) -> list[list[Tensor | None]]:
         """The gradients that had accumulated before a step, so that they are not added up twice."""
-        return {id(p): _local(p.grad).clone() for _, p, _ in self._shared if p.grad is not None}
+        return [[None if p.grad is None else _local(p.grad).clone() for p in c.parameters] for c in self._shared]
+
+    def add_gradients(self, before: list[list[Tensor | None]]) -> None:
+        """Sum this step's gradients over the copies; `before` is the snapshot, which is summed already."""
+        for copies, earlier in zip(self._shared, before, strict=True):
+            for parameter in copies.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            grads = [_local(p.grad) for p in copies.parameters if p.grad is not None]
+            total = torch.stack([g if e is None else g - e for g, e in zip(grads, earlier, strict=True)]).sum(0)
+            if copies.handle is not None:
+                dist.all_reduce(total, group=copies.handle)
+            for grad, old in zip(grads, earlier, strict=True):
+                grad.copy_(total if old is None else total + old)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The copies of one weight on this rank, the group of ranks that have some (None: this one only), and whose counts."""
+
+    parameters: list[nn.Parameter]
+    handle: Any
+    owner: int
 
 
 def clip_gradients(
@@ -161,14 +184,9 @@ def clock_offset(group: Group, rounds: int = 12) -> float:
     return offset
 
 
-def _parameter_of(tie: Tie, modules: dict[int, nn.Module]) -> Tensor:
-    """The local parameter of a shared weight; places of one rank must share it."""
-    local = [modules[stage].get_parameter(name) for stage, name in tie.places if stage in modules]
-    if any(p is not local[0] for p in local):
-        raise ConfigError(
-            f"{tie.places} are one weight, but two parameters on this rank; let the stages share one object"
-        )
-    return local[0]
+def _get(module: nn.Module, name: str) -> nn.Parameter:
+    """A parameter by its name in the plain stage, also when `DistributedDataParallel` is around it."""
+    return (module.module if isinstance(module, DistributedDataParallel) else module).get_parameter(name)
 
 
 def _local(tensor: Tensor) -> Tensor:

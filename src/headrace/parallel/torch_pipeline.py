@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -159,7 +159,7 @@ class _Run:
 
     def all(self) -> StepResult:
         """Run every row to its end, always the action that its rank's clock would start first."""
-        rows = [list(leaves(row)) for row in self.schedule.rows]
+        rows = [list(row) for row in self.schedule.rows]
         clocks = [0.0] * len(rows)
         at = [0] * len(rows)
         spans: list[Span] = []
@@ -337,7 +337,12 @@ def make_schedule(
         )
     if num_ranks is not None and built.num_ranks != num_ranks:
         raise ConfigError(f"schedule {built.name!r} runs on {built.num_ranks} ranks, not on num_ranks={num_ranks}")
-    return built
+    return in_turn(built)
+
+
+def in_turn(schedule: Schedule) -> Schedule:
+    """The schedule with overlapped pairs taken apart, as the engines here run them: first the one, then the other."""
+    return replace(schedule, rows=tuple(tuple(leaves(row)) for row in schedule.rows))
 
 
 def check_costs(costs: StageCosts | None, schedule: Schedule) -> StageCosts | None:
