@@ -203,7 +203,7 @@ def _allocate(groups: list[tuple[list[Node], str]], options: RuntimeOptions, lim
 def _share_out(wanted: list[int], pooled: list[int], limit: int) -> list[int]:
     """`limit` workers over the pooled stages: one each, then each next one to the stage that is furthest from its wish."""
     out = [1 if i in pooled else 0 for i in range(len(wanted))]
-    for _ in range(limit - len(pooled)):
+    for _ in range(limit - len(pooled) if pooled else 0):
         neediest = max(pooled, key=lambda i: wanted[i] / (out[i] + 1))
         out[neediest] += 1
     return out
