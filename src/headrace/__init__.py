@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.core.training_config import TrainingConfig, check_training_config
     from headrace.io import Dataset, InMemoryShard
     from headrace.options import RuntimeOptions
     from headrace.pipeline import Pipeline
@@ -33,8 +34,10 @@ __all__ = [
     "SampleMeta",
     "SampleRecord",
     "StaticMixtureWorkSource",
+    "TrainingConfig",
     "WorkSource",
     "__version__",
+    "check_training_config",
 ]
 
 _HOMES = {
@@ -47,7 +50,9 @@ _HOMES = {
     "SampleMeta": "headrace.types",
     "SampleRecord": "headrace.types",
     "StaticMixtureWorkSource": "headrace.work",
+    "TrainingConfig": "headrace.core.training_config",
     "WorkSource": "headrace.work",
+    "check_training_config": "headrace.core.training_config",
 }
 
 
