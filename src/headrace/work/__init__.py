@@ -14,6 +14,7 @@ static_mixture  StaticMixtureWorkSource
 """
 
 from headrace.work.chunk import ComponentOrder, MixtureReadConfig, MixtureReadMode, SampleId, Samples, WorkChunk
+from headrace.work.lane import MixtureLane
 from headrace.work.mixture import MixtureSpec
 from headrace.work.source import LaneSource, WorkSource
 from headrace.work.static_mixture import ComponentStatistics, MixtureStatistics, StaticMixtureWorkSource
@@ -22,6 +23,7 @@ __all__ = [
     "ComponentOrder",
     "ComponentStatistics",
     "LaneSource",
+    "MixtureLane",
     "MixtureReadConfig",
     "MixtureReadMode",
     "MixtureSpec",

@@ -62,7 +62,7 @@ class Beatty:
 
 
 def floor_line(a: int, b: int, c: int, length: int) -> Ints:
-    """`floor((a + b i) / c)` for `i` in `[0, length)`, exact for any Python integers as long as the results fit int64."""
+    """`floor((a + b i) / c)` for `i` in `[0, length)`, exact for any `a` and `b`, `c <= 2^61`, and results in int64."""
     slope, b = divmod(b, c)
     start, a = divmod(a, c)
     step = max(1, (_SAFE - c) // max(b, 1))

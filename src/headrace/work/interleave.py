@@ -25,8 +25,8 @@ from headrace.work.deadlines import DeadlineGroup
 from headrace.work.mixture import exact_shares
 from headrace.work.tree import Tree, best_tree
 
-_RARE: Final = 1 << 14
-"""A component of share below 1 / _RARE is rare: with it, blocks would have to be longer than this."""
+_LONGEST_BLOCK: Final = 1 << 14
+"""Places that a block of `DeadlineGroup` may need before rare components are split off."""
 
 
 class Group(Protocol):
@@ -156,13 +156,28 @@ def _arrange(numerators: Sequence[int], q: int) -> tuple[Group, list[int]]:
     tree = best_tree(numerators, exact_root=True)
     if tree is not None:
         return _planted(tree, numerators, everything)
-    often = [c for c in everything if numerators[c] * _RARE >= q]
-    seldom = [c for c in everything if numerators[c] * _RARE < q]
-    if not often or not seldom:
+    seldom = _rare(numerators)
+    often = [c for c in everything if c not in seldom]
+    if not seldom:
         return DeadlineGroup(numerators, Beatty(q, q, 0)), everything
     part = Beatty.split(sum(numerators[c] for c in often), q)
     (one, first), (two, second) = _shared(numerators, often, part), _shared(numerators, seldom, part.rest)
     return Split(part, one, two, len(first)), [*first, *second]
+
+
+def _rare(numerators: Sequence[int]) -> list[int]:
+    """Components to split off, so that the longer of both groups' blocks is as short as can be; none while blocks are short."""
+    by_weight = sorted(range(len(numerators)), key=lambda c: (numerators[c], c))
+    total = sum(numerators)
+    best, cut, below = total // numerators[by_weight[0]], 0, 0
+    if best <= _LONGEST_BLOCK:
+        return []
+    for number, component in enumerate(by_weight[:-1], 1):
+        below += numerators[component]
+        longest = max(total // numerators[by_weight[number]], below // numerators[by_weight[0]])
+        if longest < best:
+            best, cut = longest, number
+    return sorted(by_weight[:cut])
 
 
 def _shared(numerators: Sequence[int], members: list[int], clock: Beatty) -> tuple[Group, list[int]]:

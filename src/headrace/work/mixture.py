@@ -19,7 +19,7 @@ from headrace.errors import CurriculumError
 FINEST: Final = 1 << 46
 """Largest common denominator of the shares; it keeps a block's arithmetic inside int64."""
 
-_SIMPLE: Final = 1_000_000
+_SIMPLE: Final = 1 << 32
 _FLOAT_ERROR: Final = Fraction(1, 1 << 50)
 
 

@@ -16,7 +16,7 @@ Tree = int | tuple["Tree", "Tree"]
 MOST: Final = 8
 """More components than this are not tried: their trees are rare and many to search."""
 
-_HEAVIEST_LOAD: Final = 1 - 1e-3
+_HEAVIEST_LOAD: Final = {True: 1 - 1e-3, False: 1 - 1e-13}
 _KEPT: Final = 3
 
 
@@ -24,18 +24,19 @@ def best_tree(weights: Sequence[int], exact_root: bool) -> Tree | None:
     """The tree over `range(len(weights))` with the smallest load, or None if none stays below one.
 
     `exact_root` says that the root's places are all the places there are; otherwise they are themselves one side of a split.
+    With an exact root, a load within a thousandth of one counts as none: `deadlines.py` does better there.
     """
     k = len(weights)
     if k == 1:
         return 0
     if k > MOST:
         return None
-    whole = (1 << k) - 1
+    whole, limit = (1 << k) - 1, _HEAVIEST_LOAD[exact_root]
     found: dict[int, list[tuple[tuple[float, ...], Tree]]] = {1 << i: [((0.0,) * k, i)] for i in range(k)}
     for mask in sorted(range(1, whole + 1), key=lambda m: (m.bit_count(), m)):
         if mask.bit_count() > 1:
             exact = exact_root and mask == whole
-            found[mask] = _joined(mask, found, _own_loads(mask, weights, exact))
+            found[mask] = _joined(mask, found, _own_loads(mask, weights, exact), limit)
     best = found[whole]
     return best[0][1] if best else None
 
@@ -47,7 +48,7 @@ def _own_loads(mask: int, weights: Sequence[int], exact: bool) -> tuple[float, .
 
 
 def _joined(
-    mask: int, found: dict[int, list[tuple[tuple[float, ...], Tree]]], own: tuple[float, ...]
+    mask: int, found: dict[int, list[tuple[tuple[float, ...], Tree]]], own: tuple[float, ...], limit: float
 ) -> list[tuple[tuple[float, ...], Tree]]:
     """The best few trees whose root splits `mask` in two."""
     lowest = mask & -mask
@@ -59,7 +60,7 @@ def _joined(
                 for right, two in found[mask ^ part]:
                     loads = tuple(a + b + c for a, b, c in zip(left, right, own, strict=True))
                     heaviest = max(loads)
-                    if heaviest < _HEAVIEST_LOAD:
+                    if heaviest < limit:
                         out.append((heaviest, loads, (one, two)))
         part = (part - 1) & mask
     out.sort(key=lambda entry: entry[:2])
