@@ -224,9 +224,9 @@ def _one_by_one(stream: Iterator[Message]) -> Iterator[Message]:
 
 
 def _after(stream: Iterator[Message], taken: int) -> Iterator[Message]:
-    """Without the first `taken` deliverables."""
+    """Without the first `taken` deliverables, and without cuts among them: `taken` counts from the cut that the run began at."""
     for message in stream:
         if taken and isinstance(message, (Block, Item)):
             taken -= 1
-        else:
+        elif not (taken and isinstance(message, Cut)):
             yield message
