@@ -3,19 +3,14 @@
     python -m benchmarks.pp_calibration [--ranks 4] [--microbatches 8] [--unit 0.04] [--steps 5] [--schedules 1f1b zbv]
 
 A stage that sleeps takes its time on any number of cores, so a laptop can hold the engine, the transports and the
-schedule to account. Forward, input gradient and weight gradient take 1, 1.3 and 0.7 units for the stages of one rank
-together. Printed: the median makespan of `--steps` steps beside the simulation of the same schedule.
+schedule to account. Forward, input gradient and weight gradient of a stage take 1, 1.3 and 0.7 units. Printed: the
+median makespan of `--steps` steps beside the simulation of the same schedule.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -23,52 +18,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from headrace.parallel import Kind, schedules
+from benchmarks.pp_sleep import Sleeper, launch
+from headrace.parallel import schedules
 from headrace.parallel.builders.registry import recipe
 from headrace.parallel.costs import StageCosts
 from headrace.parallel.simulate import simulate
-from headrace.parallel.torch_defer import DeferredGradients
 from headrace.parallel.torch_distributed import DistributedPipeline
 from headrace.parallel.torch_stage import PipelineStage
 
 TIMES = (1.0, 1.3, 0.7)
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Sleeper) -> Tensor:
-        ctx.layer = layer
-        if not x.is_meta:
-            time.sleep(layer.times[0])
-        return x + 0 * weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        layer: Sleeper = ctx.layer
-        time.sleep(layer.times[1])
-        if layer.store is not None and layer.store.deferring:
-            layer.store.add(lambda: time.sleep(layer.times[2]))
-        else:
-            time.sleep(layer.times[2])
-        return grads[0], torch.zeros(1), None
-
-
-class Sleeper(nn.Module):
-    """A stage that computes nothing, in a known time; it defers its weight gradient where the schedule asks for it."""
-
-    def __init__(self, times: tuple[float, float, float]) -> None:
-        super().__init__()
-        self.times = times
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.store: DeferredGradients | None = None
-
-    def use_deferred_gradients(self, store: DeferredGradients | None) -> None:
-        self.store = store
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Sleep.apply(x, self.weight, self)  # type: ignore[return-value]
 
 
 def worker(arguments: argparse.Namespace) -> None:
@@ -79,7 +38,7 @@ def worker(arguments: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for name in arguments.schedules or schedules():
         chunks = recipe(name).chunks
-        times = tuple(t * arguments.unit / chunks for t in TIMES)
+        times = tuple(t * arguments.unit for t in TIMES)
         stages = [PipelineStage(Sleeper(times)) for _ in range(world * chunks)]  # type: ignore[arg-type]
         pipeline = DistributedPipeline(stages, m, name, lambda out, target: ((out - target) ** 2).mean())
         batch = torch.zeros(m, 64)
@@ -90,11 +49,6 @@ def worker(arguments: argparse.Namespace) -> None:
             if step:  # the first connects the ranks
                 makespans.append(timeline.makespan)
         predicted = simulate(pipeline.schedule, StageCosts.uniform(world * chunks, times))  # type: ignore[arg-type]
-        measured = {
-            k: median(s.duration for s in timeline.compute if s.action.kind is k)
-            for k in Kind
-            if any(s.action.kind is k for s in timeline.compute)
-        }
         report = pipeline.compare(predicted)
         rows.append(
             {
@@ -102,7 +56,6 @@ def worker(arguments: argparse.Namespace) -> None:
                 "predicted": predicted.makespan,
                 "measured": median(makespans),
                 "all": makespans,
-                "median_of": {k.value: v for k, v in measured.items()},
                 "jitter": report.jitter,
             }
         )
@@ -110,16 +63,6 @@ def worker(arguments: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         Path(arguments.out).write_text(json.dumps(rows))
     dist.destroy_process_group()
-
-
-def launch(arguments: list[str], ranks: int, seconds: float = 600) -> list[dict[str, Any]]:
-    """Start the workers with torchrun, and read what they found."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += [__file__, "--worker", "--out", str(out), *arguments]
-        subprocess.run(command, check=True, timeout=seconds, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        return json.loads(out.read_text())
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -134,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--unit", type=float, default=0.04, help="seconds of a forward of one rank's stages")
+    parser.add_argument("--unit", type=float, default=0.04, help="seconds of a forward of one stage")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--schedules", nargs="*")
     parser.add_argument("--out", default="")
@@ -146,7 +89,7 @@ def main() -> None:
     given = [f"--microbatches={arguments.microbatches}", f"--unit={arguments.unit}", f"--steps={arguments.steps}"]
     if arguments.schedules:
         given += ["--schedules", *arguments.schedules]
-    rows = launch(given, arguments.ranks)
+    rows = launch(__file__, given, arguments.ranks)
     print(f"{arguments.ranks} ranks, {arguments.microbatches} microbatches, unit {arguments.unit * 1000:g} ms, gloo")
     print(table(rows))
     if arguments.out:
