@@ -51,14 +51,19 @@ from headrace.parallel.simulate import Simulation, simulate
 from headrace.parallel.timeline import Span, Timeline
 
 if TYPE_CHECKING:
+    from headrace.parallel.torch_checkpoint import load_checkpoint as load_checkpoint
+    from headrace.parallel.torch_checkpoint import save_checkpoint as save_checkpoint
     from headrace.parallel.torch_distributed import DistributedPipeline as DistributedPipeline
     from headrace.parallel.torch_distributed import RankResult as RankResult
     from headrace.parallel.torch_distributed import RunOptions as RunOptions
+    from headrace.parallel.torch_feed import feed as feed
+    from headrace.parallel.torch_memory import compare_recompute as compare_recompute
     from headrace.parallel.torch_pipeline import Pipeline as Pipeline
     from headrace.parallel.torch_pipeline import StepResult as StepResult
     from headrace.parallel.torch_profile import plan as plan
     from headrace.parallel.torch_profile import profile_layers as profile_layers
     from headrace.parallel.torch_stage import PipelineStage as PipelineStage
+    from headrace.parallel.torch_stage import split_model as split_model
 
 # Names that need torch, by the module that holds them: resolved on first use.
 _TORCH = {
@@ -68,8 +73,13 @@ _TORCH = {
     "RankResult": "headrace.parallel.torch_distributed",
     "RunOptions": "headrace.parallel.torch_distributed",
     "StepResult": "headrace.parallel.torch_pipeline",
+    "compare_recompute": "headrace.parallel.torch_memory",
+    "feed": "headrace.parallel.torch_feed",
+    "load_checkpoint": "headrace.parallel.torch_checkpoint",
     "plan": "headrace.parallel.torch_profile",
     "profile_layers": "headrace.parallel.torch_profile",
+    "save_checkpoint": "headrace.parallel.torch_checkpoint",
+    "split_model": "headrace.parallel.torch_stage",
 }
 
 
