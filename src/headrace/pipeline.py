@@ -11,6 +11,7 @@ batches (or single records, without `batch`) until the curriculum ends; iteratin
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,7 +20,9 @@ from typing import Any
 
 from headrace.core import checkpoint as ckpt
 from headrace.core.checkpoint import LaneState
+from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
+from headrace.core.part import split
 from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fields
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.observe.summary import PipelineSummary, summarize
@@ -60,6 +63,11 @@ class Pipeline:
         self._pending: dict[str, Any] | None = None
         self._adopted_lanes: int | None = None
         self._last: tuple[int, dict[int, LaneState]] | None = None
+        self._part: tuple[int, int] | None = None
+        self.restores = 0
+        """Times that a state was restored."""
+        self.elsewhere: Callable[[], str] | None = None
+        """Says where else batches of this pipeline are delivered, if they are: a checkpoint taken here would not know of them."""
         self._summary: PipelineSummary | None = None
 
     # -- building ------------------------------------------------------------------------------------
@@ -206,7 +214,8 @@ class Pipeline:
         """Lanes of the run and this rank's place."""
         options = self._options
         lanes = options.lanes if options.canonical_replicas is not None else self._adopted_lanes or options.lanes
-        return Topology(lanes, options.groups, options.group, options.mapping_strategy)
+        topology = Topology(lanes, options.groups, options.group, options.mapping_strategy)
+        return topology if self._part is None else split(topology, *self._part)
 
     def _ready(self) -> tuple[Node, ...]:
         """The chain with tokenizers loaded and encoders settled on a sample of this corpus."""
@@ -315,19 +324,42 @@ class Pipeline:
         Allowed at any time: before the first batch, between batches, after the last, twice in a row. It does not disturb the
         stream, and needs no other rank.
         """
+        state = self._state()
+        return ckpt.to_bytes(state) if as_bytes else state
+
+    def _state(self) -> dict[str, Any]:
+        if self.elsewhere is not None and (where := self.elsewhere()):
+            raise CheckpointError(f"this pipeline cannot say how far delivery has got: {where}")
         if (running := self._running) is not None:
             consumer = running.consumer
             states = consumer.lane_states()
-            state = ckpt.assemble(self.recipe(), consumer.topology.lanes, consumer.position, states)
-        elif self._pending is not None:
-            state = self._pending
-        elif self._last is not None:
-            position, states = self._last
-            state = ckpt.assemble(self.recipe(), self.topology.lanes, position, states)
-        else:
-            topology = self.topology
-            state = ckpt.assemble(self.recipe(), topology.lanes, 0, self._fresh(topology))
-        return ckpt.to_bytes(state) if as_bytes else state
+            return ckpt.assemble(self.recipe(), consumer.topology.lanes, consumer.position, states)
+        if self._pending is not None:
+            return self._pending
+        topology = self.topology
+        position, states = (0, self._fresh(topology)) if self._last is None else self._last
+        return ckpt.assemble(self.recipe(), topology.lanes, position, states)
+
+    def state_dict(self) -> dict[str, bytes]:
+        """`checkpoint()` as flat entries, one per lane, which `torch.distributed.checkpoint` stores and reshards as it is.
+
+            dcp.save({"model": model, "data": pipeline}, checkpoint_id=path)  # on any number of ranks
+            dcp.load({"model": model, "data": pipeline}, checkpoint_id=path)  # on any other number
+
+        Give `options(canonical_replicas=...)` in both runs, so that lanes have the same names.
+        """
+        return to_entries(self._state())
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, accept: Collection[str] = ()) -> None:
+        """Continue at the next iteration from `state_dict()` entries that cover the lanes of this rank."""
+        state = from_entries(state_dict)
+        lanes, asked = int(state["canonical_replicas"]), self.topology.lanes
+        if lanes != asked and len(state["lanes"]) < lanes:
+            raise CheckpointError(
+                f"this run was saved with {lanes} lanes, and a pipeline of {asked} asked for its entries: set "
+                f"options(canonical_replicas={lanes}) before state_dict() is called"
+            )
+        self.restore(state, accept=accept)
 
     def restore(self, state: Any, *, accept: Collection[str] = ()) -> None:
         """Continue from a checkpoint (or from those of several ranks, as a list) at the next iteration.
@@ -353,6 +385,7 @@ class Pipeline:
         topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
         ckpt.require_lanes(merged, topology.computed)
         self._pending, self._adopted_lanes = merged, topology.lanes
+        self.restores += 1
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -369,10 +402,28 @@ class Pipeline:
         return self._summary
 
     def to_torch_dataset(self, stateful: bool = True) -> Any:
-        """A torch `IterableDataset` over this pipeline, for loaders that insist on one (`batch_size=None`)."""
-        from headrace.integrations.torch_data import PipelineDataset
+        """A torch `IterableDataset` over this pipeline, for loaders that insist on one (`batch_size=None`).
 
-        return PipelineDataset(self, stateful)
+        `stateful=False` leaves out `state_dict` and `load_state_dict`, so that no loader calls them.
+        """
+        from headrace.integrations.torch_data import PipelineDataset, StatefulPipelineDataset
+
+        return StatefulPipelineDataset(self) if stateful else PipelineDataset(self)
+
+    @property
+    def starts_at(self) -> int:
+        """Global position of the next iteration's first batch: 0, or that of a restored state that waits."""
+        return 0 if self._pending is None else int(self._pending["position"])
+
+    def part(self, part: int, parts: int, *, anew: bool = False) -> Pipeline:
+        """A copy for one of several loader workers: it delivers batches `part`, `part + parts`, ... of this rank, counted from
+        the beginning of the run. It starts where this pipeline would, or from the beginning.
+        """
+        copied = copy.copy(self)
+        copied._iterator, copied._last, copied._part, copied.elsewhere = None, None, (part, parts), None
+        copied._pending = None if anew else self._pending
+        copied._options = self._options.updated(mtp_mode=False, progress=False)
+        return copied
 
 
 def _accepted(difference: str, accept: Collection[str]) -> bool:
