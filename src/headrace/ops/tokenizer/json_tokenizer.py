@@ -76,6 +76,12 @@ class JsonTokenizer:
         """Text of ids, special tokens included."""
         return self.reference.decode(ids)
 
+    def count_special(self, texts: Sequence[str]) -> dict[str, int]:
+        """How often the texts spell each special token: a look at a corpus before training on it."""
+        names = [t["content"] for t in self.added_tokens if t.get("special")]
+        counts = {name: sum(text.count(name) for text in texts) for name in names}
+        return {name: count for name, count in counts.items() if count}
+
     def default_affixes(self) -> tuple[list[int], list[int]]:
         """Ids that the file's post-processor puts before and after a text. ConfigError if it does anything else."""
         return self.reference.affixes()

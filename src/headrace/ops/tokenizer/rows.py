@@ -24,8 +24,8 @@ def cut(rows: Ragged, limit: int) -> Ragged:
 
 def wrap(rows: Ragged, before: list[int], after: list[int]) -> Ragged:
     """Each row with `before` in front and `after` behind, int32."""
-    if not before and not after:
-        return rows
+    if not before and not after:  # some encoders hand out read-only memory; what is returned is always writable
+        return rows if rows.values.flags.writeable else Ragged(rows.values.copy(), rows.offsets)
     n = len(rows)
     offsets = rows.offsets - rows.offsets[0] + np.arange(n + 1) * (len(before) + len(after))
     values = np.empty(int(offsets[-1]), np.int32)
