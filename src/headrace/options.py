@@ -58,6 +58,9 @@ class RuntimeOptions:
     Bad records
         on_error: "raise", "skip" or "quarantine"; `max_errors` bounds the last two; `quarantine_path` is a JSONL file.
         auto_validation: user functions are called twice on the first records of a run and must agree.
+    Digests
+        digest: a 128-bit digest of every delivered batch. `digest_log` is the file that they are appended to, for
+            `headrace.verify`; `{rank}` in its name is replaced by the global rank.
     Topology
         world_size, global_rank, dp_degree, dp_group_id, canonical_replicas, mapping_strategy.
     """
@@ -113,6 +116,8 @@ class RuntimeOptions:
     # storage and observation
     io_options: Any = None
     execution_tracking: Any = None
+    digest: bool = False
+    digest_log: str | None = None
     metrics_sink_config: Any = None
 
     def __post_init__(self) -> None:
@@ -139,7 +144,21 @@ class RuntimeOptions:
             raise ConfigError(f"option aggregate_timeout_s={self.aggregate_timeout_s!r}: give seconds above 0")
         if self.on_error == "quarantine" and self.quarantine_path is None:
             raise ConfigError("option on_error='quarantine' needs quarantine_path=..., the JSONL file to write to")
+        self._check_digest()
         self._check_topology()
+
+    def _check_digest(self) -> None:
+        if self.digest_log is None:
+            return
+        if not self.digest:
+            raise ConfigError(
+                f"option digest_log={self.digest_log!r} without digest=True: nothing would be written to it"
+            )
+        if self.world_size > 1 and "{rank}" not in self.digest_log:
+            raise ConfigError(
+                f"option digest_log={self.digest_log!r} with world_size={self.world_size}: every rank would write to one file; put "
+                "{rank} in its name"
+            )
 
     def _check_topology(self) -> None:
         if self.global_rank >= self.world_size:
@@ -165,6 +184,11 @@ class RuntimeOptions:
     def lanes(self) -> int:
         """Lanes of the whole run, fixed for its life."""
         return self.groups if self.canonical_replicas is None else self.canonical_replicas
+
+    @property
+    def digest_path(self) -> str | None:
+        """This rank's digest log."""
+        return None if self.digest_log is None else self.digest_log.replace("{rank}", str(self.global_rank))
 
     @property
     def start_method(self) -> str:
@@ -214,7 +238,7 @@ _AT_LEAST: Final = {
     "dp_group_id": 0,
     "canonical_replicas": 1,
 }
-_FLAGS: Final = ("deterministic", "progress", "mtp_mode", "mtp_auto_checkpoint", "shm_enabled")
+_FLAGS: Final = ("deterministic", "progress", "digest", "mtp_mode", "mtp_auto_checkpoint", "shm_enabled")
 
 
 def start_context(options: RuntimeOptions) -> BaseContext:

@@ -34,6 +34,7 @@ from headrace.ops.shuffle import Shuffle
 from headrace.ops.tokenize import Tokenize
 from headrace.options import OnError, RuntimeOptions
 from headrace.run.consumer import Consumer
+from headrace.run.digest import DigestLog
 from headrace.run.host import EngineSpec, HostedEngine
 from headrace.run.iteration import PipelineIterator
 from headrace.run.sample import sample_before
@@ -288,6 +289,8 @@ class Pipeline:
         producer = HostedEngine(spec) if self._options.mtp_mode else spec.build()
         consumer = Consumer(producer, start, position)
         iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
+        if self._options.digest:
+            iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
         self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
         return iterator
 
@@ -332,6 +335,8 @@ class Pipeline:
             raise CheckpointError(f"this pipeline cannot say how far delivery has got: {where}")
         if (running := self._running) is not None:
             consumer = running.consumer
+            if running.digests is not None:
+                running.digests.flush()
             states = consumer.lane_states()
             return ckpt.assemble(self.recipe(), consumer.topology.lanes, consumer.position, states)
         if self._pending is not None:
@@ -422,7 +427,8 @@ class Pipeline:
         copied = copy.copy(self)
         copied._iterator, copied._last, copied._part, copied.elsewhere = None, None, (part, parts), None
         copied._pending = None if anew else self._pending
-        copied._options = self._options.updated(mtp_mode=False, progress=False)
+        log = self._options.digest_log and f"{self._options.digest_log}.{part}-{parts}"
+        copied._options = self._options.updated(mtp_mode=False, progress=False, digest_log=log)
         return copied
 
 

@@ -9,6 +9,7 @@ from headrace.core.block import Block
 from headrace.core.tokens import count_tokens
 from headrace.observe.summary import summarize
 from headrace.run.consumer import Consumer
+from headrace.run.digest import DigestLog
 from headrace.types import SampleBatch
 
 
@@ -19,6 +20,7 @@ class PipelineIterator(Iterator[Any]):
         self.consumer, self.closed = consumer, False
         self._on_close, self._batched = on_close, batched
         self._bar: Any = None
+        self.digests: DigestLog | None = None
         consumer.producer.start()
         if progress:
             from headrace.observe.bar import ProgressBar
@@ -34,6 +36,8 @@ class PipelineIterator(Iterator[Any]):
         try:
             while True:
                 message = self.consumer.next()
+                if self.digests is not None:
+                    self.digests.add(message, self.consumer.position)
                 if isinstance(message, Block):
                     return self._deliver(message)
                 self.consumer.deliver(message.origin, 0)
@@ -55,6 +59,8 @@ class PipelineIterator(Iterator[Any]):
             if self._bar is not None:
                 self._bar.close()
             self._on_close(self.consumer)
+            if self.digests is not None:
+                self.digests.close()
             self.consumer.producer.close()
 
     def __del__(self) -> None:

@@ -1,0 +1,203 @@
+"""128-bit digests of batches: equal exactly where the batches are, however they were put together.
+
+A digest covers field names, values, dtypes, shapes and the samples that every row came from, in a form that does not depend on
+how columns happen to be held: text as a column or as strings, token rows as one matrix, as ragged rows or as a list of arrays,
+numbers as an array or as Python objects have the same digest. Each row has a mark of its own, so that two logs can be compared
+down to the row. One hash call per row of tokens (xxh3, some 10 GB/s) is what it costs.
+
+Rolling digests are sums (modulo 2**128) of one number per batch that depends on its global position and its digest. Sums do not
+care about order, so those of ranks, lanes and legs of a run add up to that of the whole stream, on any topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_intdigest
+
+from headrace.core.block import DATASET, MISSING, ROW, SHARD, Block, Column, Ints, Origin, Ragged, Text, to_list
+from headrace.errors import ConfigError
+
+MODULUS: Final = 1 << 128
+_ABSENT: Final = b"\xc1"
+_FOLD: Final = np.uint32(0x9E3779B1)
+
+
+class BatchDigest(NamedTuple):
+    """Digest of one batch (16 bytes), the mark of each row (uint32 `[n]`), and where each segment came from: `samples` int64
+    `[m, 3]` of dataset, shard, row, with `segments` (int64 `[n]`) of them in each row, or None for one each.
+    """
+
+    digest: bytes
+    marks: NDArray[np.uint32]
+    samples: Ints
+    segments: Ints | None
+
+
+def digest_block(block: Block) -> BatchDigest:
+    """Of a batch that is a block."""
+    total, marks = xxh3_128(), np.zeros(len(block), np.uint32)
+    plain = block.columns is None and not all(isinstance(row, Mapping) for row in block.rows or ())
+    columns: Mapping[str, Column] = {"": block.payloads()} if plain else block.as_columns()
+    for name in sorted(columns):
+        kind, digests = _column(columns[name])
+        if kind:
+            total.update(f"{len(name)} {name} {kind} ".encode())
+            total.update(digests)
+            if len(marks):
+                words = np.frombuffer(digests, "<u4").reshape(len(marks), -1)
+                marks = marks * _FOLD + np.bitwise_xor.reduce(words, axis=1)
+    return _with_origin(total, marks, block.origin)
+
+
+def digest_value(value: Any, origin: Origin) -> BatchDigest:
+    """Of what a user's function made of a batch. ConfigError for objects that have no canonical bytes."""
+    total = xxh3_128(_encode(value))
+    return _with_origin(total, np.zeros(0, np.uint32), origin)
+
+
+def _with_origin(total: Any, marks: NDArray[np.uint32], origin: Origin) -> BatchDigest:
+    total.update(np.ascontiguousarray(origin.ids))
+    segments = None
+    if origin.rows is not None:
+        segments = np.diff(origin.rows)
+        total.update(segments)
+        if origin.spans is not None:
+            total.update(np.ascontiguousarray(origin.spans))
+    return BatchDigest(total.digest(), marks, origin.ids[:, [DATASET, SHARD, ROW]], segments)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Columns: a kind that depends on the values alone, and bytes of equal size for each row
+# ---------------------------------------------------------------------------------------------------
+
+
+def _column(column: Column) -> tuple[str, bytes]:
+    """Kind and row digests; an empty kind for a field that no row has."""
+    match column:
+        case Ragged() if column.values.dtype.kind in "biuf" and column.values.ndim == 1:
+            return _sequences(column.values.dtype, ()), _pieces(column.flat, column.offsets)
+        case Text():
+            return "text", _pieces(column.data[column.offsets[0] : column.offsets[-1]], column.offsets)
+        case np.ndarray() if column.dtype.kind in "biuf":
+            if column.ndim == 1:
+                return _numbers(column)
+            rows = np.ascontiguousarray(column)
+            return _sequences(column.dtype, column.shape[2:]), b"".join([xxh3_128_digest(row) for row in rows])
+        case _:
+            return _objects(to_list(column))
+
+
+def _sequences(dtype: np.dtype[Any], inner: Sequence[int]) -> str:
+    return f"rows {dtype.str} {tuple(inner)}"
+
+
+def _pieces(values: NDArray[Any], offsets: Ints) -> bytes:
+    view = memoryview(np.ascontiguousarray(values).view(np.uint8))  # type: ignore[arg-type]
+    ends = ((offsets - offsets[0]) * values.itemsize).tolist()
+    return b"".join([xxh3_128_digest(view[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)])
+
+
+def _numbers(values: NDArray[Any]) -> tuple[str, bytes]:
+    """Single numbers as 64 bits, as Python would show them."""
+    kind = values.dtype.kind
+    wide = values.astype({"b": "<i8", "i": "<i8", "u": "<u8", "f": "<f8"}[kind])
+    if kind == "u" and not (wide >> np.uint64(63)).any():
+        kind, wide = "i", wide.astype("<i8")
+    return f"number {kind}", wide.tobytes()
+
+
+def _objects(values: list[Any]) -> tuple[str, bytes]:
+    present = [value for value in values if value is not MISSING]
+    if not present:
+        return "", b""
+    whole = len(present) == len(values)
+    kinds = set(map(type, present))
+    if kinds == {str}:
+        return "text", _digests(values, lambda value: value.encode("utf-8", "surrogatepass"))
+    if kinds == {np.ndarray}:
+        forms = {(value.dtype, value.shape[1:]) for value in present if value.ndim and value.dtype.kind in "biuf"}
+        if len(forms) == 1 and all(value.ndim and value.dtype.kind in "biuf" for value in present):
+            (dtype, inner) = forms.pop()
+            return _sequences(dtype, inner), _digests(values, np.ascontiguousarray)
+    if whole and (kinds == {bool} or kinds == {float}):
+        return _numbers(np.array(values))
+    if whole and kinds == {int}:
+        low, high = min(values), max(values)
+        if low >= -(1 << 63) and high < 1 << 63:
+            return _numbers(np.array(values, np.int64))
+        if low >= 0 and high < 1 << 64:
+            return _numbers(np.array(values, np.uint64))
+    return "object", _digests(values, _encode)
+
+
+def _digests(values: list[Any], as_bytes: Any) -> bytes:
+    return b"".join([xxh3_128_digest(_ABSENT if value is MISSING else as_bytes(value)) for value in values])
+
+
+def _plain(value: Any) -> Any:
+    """What msgpack does not know, in terms that it does."""
+    if isinstance(value, Block):
+        return digest_block(value).digest
+    if isinstance(block := getattr(value, "block", None), Block):  # a SampleBatch
+        return digest_block(block).digest
+    if hasattr(value, "detach"):  # a torch tensor
+        return ["tensor", str(value.dtype), list(value.shape), _tensor_bytes(value.detach().cpu())]
+    if isinstance(value, np.generic):
+        return value.item() if value.dtype.kind in "biufSU" else [value.dtype.str, value.tobytes()]
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "O":
+            return ["objects", list(value.shape), value.ravel().tolist()]
+        return ["array", value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
+    if hasattr(value, "payload") and hasattr(value, "meta"):  # a SampleRecord
+        return [value.payload, list(value.meta.sample_id), list(value.meta.lineage)]
+    raise ConfigError(
+        f"digest=True cannot look into a {type(value).__module__}.{type(value).__qualname__}: deliver arrays, tensors, numbers, "
+        "text or containers of these, or leave digest out"
+    )
+
+
+def _tensor_bytes(tensor: Any) -> bytes:
+    try:
+        return tensor.numpy().tobytes()
+    except TypeError:  # a type that numpy lacks, like bfloat16; float32 holds each of its values
+        return tensor.float().numpy().tobytes()
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
+
+
+def _encode(value: Any) -> bytes:
+    return _encoder.encode(value)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Rolling
+# ---------------------------------------------------------------------------------------------------
+
+
+def term(number: int, digest: bytes) -> int:
+    """What global batch `number` adds to rolling digests."""
+    return xxh3_128_intdigest(digest, seed=number)
+
+
+@dataclass(slots=True)
+class RollingDigest:
+    """Sums over batches: one for each lane, one for all."""
+
+    total: int = 0
+    lanes: dict[int, int] = field(default_factory=dict)
+    batches: int = 0
+
+    def add(self, number: int, lane: int, digest: bytes) -> int:
+        """Count one batch; the lane's digest so far."""
+        value = term(number, digest)
+        self.total = (self.total + value) % MODULUS
+        self.lanes[lane] = rolling = (self.lanes.get(lane, 0) + value) % MODULUS
+        self.batches += 1
+        return rolling

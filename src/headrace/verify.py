@@ -1,0 +1,278 @@
+"""Did two runs deliver the same stream? Compare the logs of `options(digest=True, digest_log=path)`.
+
+    from headrace import verify
+    difference = verify.diff("run-a/digests.jsonl", ["run-b/rank0.jsonl", "run-b/rank1.jsonl"])
+    print(difference or "the same stream")
+
+Either side is one log or the logs of several ranks, and each log may hold several legs (a run that was stopped and resumed).
+Batches are compared by their place in the global stream, so neither side's number of ranks matters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.digest import RollingDigest
+from headrace.errors import DataError, FormatError
+from headrace.run.digest import FORMAT, Leg, Line
+
+Logs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample by dataset name, shard number and row."""
+
+    dataset: str
+    shard: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"dataset {self.dataset!r}, shard {self.shard}, row {self.row}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two streams differ.
+
+    step: global step, if `batches_per_step` was given. batch: global number. row: row in the batch, None where a batch is missing
+    or differs as a whole. sample_a, sample_b: the sample at that place; None on a side that has none there.
+    """
+
+    what: str
+    step: int | None
+    batch: int
+    lane: int
+    row: int | None
+    sample_a: Sample | None
+    sample_b: Sample | None
+    where_a: str
+    where_b: str
+
+    @property
+    def dataset(self) -> str | None:
+        """The dataset of the sample that differs."""
+        sample = self.sample_a or self.sample_b
+        return None if sample is None else sample.dataset
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"step {self.step}, "
+        row = "" if self.row is None else f", row {self.row}"
+        a, b = self.sample_a or "nothing", self.sample_b or "nothing"
+        samples = f" ({a})" if a == b else f" (a: {a}; b: {b})"
+        return f"{step}batch {self.batch}, lane {self.lane}{row}: {self.what}{samples} [a: {self.where_a}; b: {self.where_b}]"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDigest:
+    """Digests of everything in a set of logs, 32 hex digits; equal for equal streams on any topology."""
+
+    batches: int
+    first: int
+    end: int
+    digest: str
+    lanes: dict[int, str]
+
+
+def diff(log_a: Logs, log_b: Logs, *, batches_per_step: int | None = None) -> Difference | None:
+    """The first difference between two streams, in global order, as far as both go; None if there is none.
+
+    A batch that one side holds twice (a leg that was resumed from before the end of the last one, or peers that receive the same
+    batches) must be the same both times; where it is not, that is the difference, and `a` and `b` are the two times.
+    """
+    found = _first(_Stream(log_a), _Stream(log_b))
+    if found is None or batches_per_step is None:
+        return found
+    return replace(found, step=found.batch // batches_per_step)
+
+
+def summary(logs: Logs) -> StreamDigest:
+    """Digests of the stream in these logs; DataError if they hold one batch twice and differently."""
+    stream = _Stream(logs)
+    if stream.clash is not None:
+        raise DataError(f"these logs contradict each other: {stream.clash}")
+    rolling = RollingDigest()
+    for j, entry in stream.entries.items():
+        rolling.add(j, entry.lane, bytes.fromhex(entry.digest))
+    lanes = {lane: f"{value:032x}" for lane, value in sorted(rolling.lanes.items())}
+    return StreamDigest(rolling.batches, min(stream.entries, default=0), stream.end, f"{rolling.total:032x}", lanes)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------------
+
+
+class _Brief(msgspec.Struct):
+    """What is kept of every line; the rest is read again where two lines differ."""
+
+    j: int
+    lane: int
+    digest: str
+
+
+@dataclass(slots=True)
+class _Leg:
+    head: Leg
+    path: str
+    last: int = -1
+
+    def covers(self, j: int) -> bool:
+        """Whether batch `j` should be in here."""
+        head = self.head
+        interleaved = head.mapping == "interleaved"
+        return interleaved and head.position <= j <= self.last and j % head.groups == head.group
+
+
+@dataclass(slots=True)
+class _Entry:
+    lane: int
+    digest: str
+    leg: _Leg
+    offset: int
+
+    def line(self) -> Line:
+        with open(self.leg.path, "rb") as file:
+            file.seek(self.offset)
+            return msgspec.json.decode(file.readline(), type=Line)
+
+    @property
+    def where(self) -> str:
+        return f"{self.leg.path}, byte {self.offset}"
+
+
+class _Stream:
+    """The logs of one side, joined by global number."""
+
+    def __init__(self, logs: Logs) -> None:
+        self.entries: dict[int, _Entry] = {}
+        self.legs: list[_Leg] = []
+        self.clash: Difference | None = None
+        for path in [logs] if isinstance(logs, (str, os.PathLike)) else logs:
+            self._read(os.fspath(path))
+        self.end = max(self.entries, default=-1) + 1
+
+    def _read(self, path: str) -> None:
+        decode = msgspec.json.Decoder(_Brief).decode
+        leg: _Leg | None = None
+        offset = 0
+        with open(path, "rb") as file:
+            for text in file:
+                at, offset = offset, offset + len(text)
+                if not text.endswith(b"\n"):
+                    break  # a run that is being written, or was killed
+                if text.startswith(b'{"headrace_digests"'):
+                    leg = _Leg(_head(text, path, at), path)
+                    self.legs.append(leg)
+                    continue
+                try:
+                    brief = decode(text)
+                except msgspec.DecodeError:
+                    continue  # half a line: a killed run, resumed into the same file
+                if leg is None:
+                    raise FormatError(f"{path} is not a digest log: line at byte {at} comes before any run began")
+                self._add(brief, _Entry(brief.lane, brief.digest, leg, at))
+        if leg is None:
+            raise FormatError(f"{path} is not a digest log: no run begins in it; give what digest_log=... wrote")
+
+    def _add(self, brief: _Brief, entry: _Entry) -> None:
+        entry.leg.last = max(entry.leg.last, brief.j)
+        before = self.entries.setdefault(brief.j, entry)
+        earlier = self.clash is None or brief.j < self.clash.batch
+        if before.digest != entry.digest and earlier:
+            self.clash = _compare(brief.j, before, entry, "one side delivered this batch twice, differently")
+
+    def should_have(self, j: int) -> _Leg | None:
+        """The leg that batch `j` is missing from."""
+        return next((leg for leg in self.legs if leg.covers(j)), None)
+
+
+def _head(text: bytes, path: str, at: int) -> Leg:
+    try:
+        head = msgspec.json.decode(text, type=Leg)
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path}: the run that begins at byte {at} cannot be read: {error}") from None
+    if head.headrace_digests > FORMAT:
+        raise FormatError(f"{path} is a digest log of format {head.headrace_digests}; this headrace reads {FORMAT}")
+    return head
+
+
+# ---------------------------------------------------------------------------------------------------
+# Comparing
+# ---------------------------------------------------------------------------------------------------
+
+
+def _first(a: _Stream, b: _Stream) -> Difference | None:
+    clashes = [stream.clash for stream in (a, b) if stream.clash is not None]
+    found = min(clashes, key=lambda clash: clash.batch, default=None)
+    end = min(a.end, b.end) if found is None else found.batch
+    for j in sorted(j for j in a.entries.keys() | b.entries.keys() if j < end):
+        left, right = a.entries.get(j), b.entries.get(j)
+        if left is not None and right is not None:
+            if left.digest != right.digest:
+                return _compare(j, left, right, "the batch differs")
+        elif left is None and right is not None and (leg := a.should_have(j)):
+            return _missing(j, right, "a", leg.path)
+        elif right is None and left is not None and (leg := b.should_have(j)):
+            return _missing(j, left, "b", leg.path)
+    return found
+
+
+def _missing(j: int, entry: _Entry, side: str, path: str) -> Difference:
+    line = entry.line()
+    sample = _sample(entry, _samples(line), 0)
+    there, here = (None, sample) if side == "a" else (sample, None)
+    a, b = (path, entry.where) if side == "a" else (entry.where, path)
+    return Difference(f"{side} lacks this batch", None, j, entry.lane, None, there, here, a, b)
+
+
+def _compare(j: int, left: _Entry, right: _Entry, what: str) -> Difference:
+    """Down to the row and the sample."""
+    a, b = left.line(), right.line()
+    samples_a, samples_b = _samples(a), _samples(b)
+    rows_a, rows_b = _row_of_each(a, len(samples_a)), _row_of_each(b, len(samples_b))
+    n = min(len(samples_a), len(samples_b))
+    moved = np.flatnonzero((samples_a[:n] != samples_b[:n]).any(axis=1) | (rows_a[:n] != rows_b[:n]))
+    at = int(moved[0]) if len(moved) else n if len(samples_a) != len(samples_b) else None
+    if at is not None:
+        row = int(rows_a[at]) if at < len(rows_a) else int(rows_b[at])
+        here, there = _sample(left, samples_a, at), _sample(right, samples_b, at)
+        what += ": other samples"
+        return Difference(what, None, j, a.lane, row, here, there, left.where, right.where)
+    marks_a, marks_b = np.frombuffer(a.marks, "<u4"), np.frombuffer(b.marks, "<u4")
+    changed = np.flatnonzero(marks_a != marks_b) if len(marks_a) == len(marks_b) else []
+    if not len(changed):
+        here, there = _sample(left, samples_a, 0), _sample(right, samples_b, 0)
+        what += ": the same samples, but other fields, types or token ranges"
+        return Difference(what, None, j, a.lane, None, here, there, left.where, right.where)
+    row = int(changed[0])
+    first = int(np.searchsorted(rows_a, row))
+    here, there = _sample(left, samples_a, first), _sample(right, samples_b, first)
+    what += ": the same samples, another payload"
+    return Difference(what, None, j, a.lane, row, here, there, left.where, right.where)
+
+
+def _samples(line: Line) -> NDArray[np.int64]:
+    """int64 `[m, 3]`: dataset, shard, row of each segment."""
+    return np.frombuffer(line.samples, "<i8" if line.wide else "<u4").reshape(-1, 3).astype(np.int64)
+
+
+def _row_of_each(line: Line, segments: int) -> NDArray[np.int64]:
+    """The row that each segment lies in."""
+    if line.segments is None:
+        return np.arange(segments)
+    counts = np.frombuffer(line.segments, "<u4")
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _sample(entry: _Entry, samples: NDArray[np.int64], at: int) -> Sample | None:
+    if at >= len(samples):
+        return None
+    dataset, shard, row = samples[at].tolist()
+    return Sample(entry.leg.head.datasets.get(str(dataset), f"number {dataset}"), shard, row)
