@@ -99,10 +99,10 @@ def gigatoken_each(content: str) -> Encode:
 
 
 def fastokens(content: str) -> Encode:
-    """fastokens."""
-    import fastokens
+    """fastokens, loaded as headrace loads it (unused ids filled)."""
+    from headrace.ops.tokenizer.fast_fastokens import load
 
-    tokenizer = fastokens.Tokenizer.from_json_str(content)
+    tokenizer = load(content.encode())
     tokenizer.no_truncation()
     return lambda texts: flat(tokenizer.encode_batch_flat(texts, split_special_tokens=True))
 

@@ -72,11 +72,34 @@ aab0-aaf6 abed fb1e fe20-fe2f 101fd 102e0 10376-1037a 10a0d-10a3f 10ae5-10ae6 10
 """Where characters that combine live, up to Unicode 17: libraries disagree on the order and composition of the newest."""
 
 
+RECENT: Final = (
+    "061d 0870-0897 08b5 08c8-08d3 0c3c 0c5c-0c5d 0cdc-0cdd 0cf3 0ece 170d 1715 171f 180f 1ac1-1aeb 1b4c-1b4e \
+1b7d-1b7f 1c89-1c8a 1dfa 20c0-20c1 2427-2429 2c2f 2c5f 2e53-2e5d 2ffc-2fff 31e4-31ef 9ffd-9fff a7c0-a7dc a7f1-a7f4 fbc2 \
+fd40-fd4f fdcf fdfe-fdff 10570-105fc 10780-107ba 10940-10959 10d40-10d8f 10ec2-10eff 10f70-10f89 11070-11075 110c2 1123f-11241 \
+11380-113e2 116b9 116d0-116e3 1171a-11746 11ab0-11abf 11b00-11b67 11bc0-11bf9 11db0-11def 11f00-11f5a 12f90-12ff2 1342f-143fa \
+16100-16139 16a70-16ac9 16d40-16d79 16ea0-16ed3 16ff4-16ff6 18cff 18d09-18df2 1aff0-1affe 1b11f-1b155 1cc00-1cfc3 1d2c0-1d2d3 \
+1df00-1df2a 1e030-1e08f 1e290-1e2ae 1e4d0-1e4f9 1e5d0-1e5ff 1e6c0-1e6ff 1e7e0-1e7fe 1f6dc-1f6df 1f774-1f77f 1f7d9 1f7f0 \
+1f8b2-1f8d8 1fa75-1faff 1fbf0-1fbfa 2b739-2b73f 31350-33479"
+)
+"""What Unicode 14 to 17 added: letters, digits and marks to a library with new tables, nothing to one with old ones."""
+
+
+def recent() -> list[str]:
+    """Characters of RECENT among letters, digits and blanks, a few to a text; long blocks by samples."""
+    cases = [
+        f"a{c} {c}b1{c}2{c}{c} " for block in _blocks(RECENT) for c in map(chr, block[:: max(len(block) // 128, 1)])
+    ]
+    return ["".join(cases[i : i + 60]) for i in range(0, len(cases), 60)]
+
+
 def combining() -> list[str]:
     """Each character of MARKS between marks that sort before and after it, a few to a text."""
-    points = [range(int(a, 16), int(b or a, 16) + 1) for a, _, b in (part.partition("-") for part in MARKS.split())]
-    cases = [f"a\u0301{chr(p)}\u0323 " for block in points for p in block]
+    cases = [f"a\u0301{chr(p)}\u0323 " for block in _blocks(MARKS) for p in block]
     return ["".join(cases[i : i + 60]) for i in range(0, len(cases), 60)]
+
+
+def _blocks(spec: str) -> list[range]:
+    return [range(int(a, 16), int(b or a, 16) + 1) for a, _, b in (part.partition("-") for part in spec.split())]
 
 
 def hard_strings(added_tokens: Iterable[str] = (), normalizes: bool = False) -> list[str]:
@@ -91,4 +114,4 @@ def hard_strings(added_tokens: Iterable[str] = (), normalizes: bool = False) -> 
         chr(p) for p in draw.sample(range(0xE000, 0x1FFFF), 1500)
     )
     spelled = [f"a {t} b{t}c\n{t}{t} {t}" for t in list(added_tokens)[:64]]
-    return [*FIXED, *noise, points, " ".join(points), *spelled, *(combining() if normalizes else [])]
+    return [*FIXED, *noise, points, " ".join(points), *recent(), *spelled, *(combining() if normalizes else [])]
