@@ -126,7 +126,8 @@ class DistributedPipeline:
         self.shared = SharedWeights(ties, self.modules, self.schedule.stage_to_rank, self.group)
         self.shared.align()
         self._known_shapes: dict[Specs, Boundaries] = {}
-        self._shapes: list[Specs] | None = None
+        self._shapes: dict[bool, list[Specs]] = {}  # of training and of evaluation
+        self._placed: list[Specs] | None = None
         watched = self.options.watchdog and dist.get_world_size() > 1
         self.guard = FailureGuard(self.engine.position, device, self.options.silence) if watched else None
 
@@ -271,7 +272,7 @@ class DistributedPipeline:
     def _run(self, inputs: Any, targets: Any, train: bool, align: bool) -> RankResult:
         if self.is_first and inputs is None:
             raise ConfigError(f"rank {self.group.rank} holds stage 0 and got no batch; pass it to step() on this rank")
-        shapes = self._agree_on_shapes(inputs)
+        shapes = self._agree_on_shapes(inputs, train)
         wants_loss = train or targets is not None or self.loss.loss_fn is None
         entries = None
         if self.is_last and wants_loss:
@@ -299,28 +300,27 @@ class DistributedPipeline:
         number = self.group.broadcast_number(mine, source)
         return None if not train and bool(torch.isnan(number)) else number
 
-    def _agree_on_shapes(self, inputs: Any) -> list[Specs]:
+    def _agree_on_shapes(self, inputs: Any, train: bool) -> list[Specs]:
         """Every rank learns the shapes of this step's microbatches; a shape seen first flows through the shadows."""
-        source = self.schedule.stage_to_rank[0]
         mine = [tuple(TensorSpec.of(t) for t in mb) for mb in inputs] if self.is_first else None
-        if self._shapes is not None and not self.options.variable_shapes:
-            if mine is not None and mine != self._shapes:
-                raise ConfigError(
-                    f"the batch changed shape: microbatches of {_text(self._shapes[0])} before, of {_text(mine[0])} now; "
-                    "pass RunOptions(variable_shapes=True) if that is meant, or pad to one shape"
-                )
-            return self._shapes
-        data = self.group.broadcast_bytes(msgspec.json.encode(mine) if mine is not None else None, source)
-        shapes = msgspec.json.decode(data, type=list[Specs])
-        if shapes != self._shapes:
+        shapes = self._shapes.get(train)
+        if shapes is None or self.options.variable_shapes:
+            data = None if mine is None else msgspec.json.encode(mine)
+            data = self.group.broadcast_bytes(data, self.schedule.stage_to_rank[0])
+            shapes = self._shapes[train] = msgspec.json.decode(data, type=list[Specs])
+        elif mine is not None and mine != shapes:
+            raise ConfigError(
+                f"the batch changed shape: microbatches of {_text(shapes[0])} before, of {_text(mine[0])} now; "
+                "pass RunOptions(variable_shapes=True) if that is meant, or pad to one shape"
+            )
+        if shapes != self._placed:
+            if len({len(specs) for specs in shapes}) != 1:
+                raise ConfigError("the microbatches of a step have different numbers of tensors; give each the same")
             for specs in dict.fromkeys(shapes):
                 if specs not in self._known_shapes:
                     self._known_shapes[specs] = self._infer(specs)
-            boundaries = [self._known_shapes[specs] for specs in shapes]
-            if len({len(b.inputs[s]) for b in boundaries for s in (0,)}) != 1:
-                raise ConfigError("the microbatches of a step have different numbers of tensors; give each the same")
-            self.engine.set_shapes(boundaries)
-            self._shapes = shapes
+            self.engine.set_shapes([self._known_shapes[specs] for specs in shapes])
+            self._placed = shapes
         return shapes
 
     def _infer(self, specs: Specs) -> Boundaries:

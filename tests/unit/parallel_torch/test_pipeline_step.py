@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline_models import blocks, cut, language_model, relative_error, token_loss
 from torch import Tensor, nn
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, OperatorError, ScheduleError
 from headrace.parallel import Schedule, bubble_fraction, build_schedule, schedules
 from headrace.parallel.costs import StageCosts
 from headrace.parallel.memory import peak_in_flight
@@ -180,12 +180,42 @@ def test_sum_reduction_for_losses_normalised_by_tokens() -> None:
     assert relative_error(result.loss, MSE(model(batch), target)) < 1e-12
 
 
+def test_a_stage_may_be_a_subclass() -> None:
+    class Doubling(PipelineStage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, activation: Tensor) -> Tensor:
+            return 2 * self.linear(activation)
+
+    stages = [Doubling(), Doubling()]
+    batch = torch.ones(4, 2)
+    result = Pipeline(stages, 2, "1f1b", MSE).step(batch, batch)
+    assert torch.equal(result.outputs, stages[1](stages[0](batch)).detach())
+    assert [name for name, _ in stages[0].named_parameters()] == ["linear.weight", "linear.bias"]
+    with pytest.raises(ConfigError, match="subclass does both"):
+        PipelineStage.__init__(stages[0], carry=1)
+
+
+def test_errors_of_a_stage_name_it() -> None:
+    stages = [PipelineStage(nn.Linear(2, 3)), PipelineStage(nn.Linear(2, 2))]
+    with pytest.raises(
+        OperatorError, match=r"stage 1, microbatch 0: forward failed on float32\[2, 3\].*let stage 0 hand on"
+    ):
+        Pipeline(stages, 2, "1f1b", MSE).step(torch.ones(4, 2), torch.ones(4, 2))
+
+
+def test_an_incomplete_schedule_does_not_run() -> None:
+    with pytest.raises(ScheduleError, match="stage 1"):
+        Pipeline(linears(2), 2, Schedule.from_csv("0F0,0F1,0B0,0B1\n1F0,1F1,1B0\n", num_microbatches=2), MSE)
+
+
 def test_several_inputs_per_microbatch() -> None:
     class Add(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
             return a + b
 
-    first = PipelineStage(nn.Sequential())
     first = PipelineStage(Add())
     pipeline = Pipeline([first, *linears(1)], 2, "gpipe", MSE)
     result = pipeline.step((torch.ones(4, 2), torch.ones(4, 2)), torch.zeros(4, 2))
