@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -9,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_recipes import Recipe, recipes, seen
 
-LAW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
-LEGS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), min_size=1, max_size=4)
+LAW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+LEGS = st.lists(st.tuples(st.one_of(st.integers(1, 4), st.integers(1, 12)), st.integers(0, 4)), min_size=1, max_size=3)
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off"}
 
 
@@ -61,7 +62,7 @@ def test_resized_runs_deliver_the_single_process_stream(recipe: Recipe, legs: li
                 pipeline.restore(states)
             iterator = iter(pipeline)
             for step, item in enumerate(islice(iterator, steps)):
-                delivered[position + step * groups + group] = seen(item)
+                delivered[position + step * groups + (group - position) % groups] = seen(item)
             next_states.append(pipeline.checkpoint())
             iterator.close()
         states, position = next_states, position + groups * steps
@@ -82,3 +83,29 @@ def test_ranks_that_compute_the_same_lane_agree_on_it(recipe: Recipe, groups: in
         for lane, held in state["lanes"].items():
             assert lanes.setdefault(lane, held) == held
     assert sorted(map(int, lanes)) == list(range(recipe.lanes))
+
+
+@settings(LAW, max_examples=25)
+@given(
+    recipes(max_lanes=3).map(endless).filter(fertile),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 5), min_size=1, max_size=3),
+)
+def test_contiguous_groups_resume_exactly(recipe: Recipe, groups: int, legs: list[int]) -> None:
+    wide = replace(recipe, lanes=recipe.lanes * groups)
+    for group in range(groups):
+        options: dict[str, Any] = {"dp_degree": groups, "dp_group_id": group, "mapping_strategy": "contiguous", **QUIET}
+        whole = iter(wide.build(**options))
+        expected = [seen(item) for item in islice(whole, sum(legs))]
+        whole.close()
+        got: list[Any] = []
+        state = None
+        for steps in legs:
+            pipeline = wide.build(cut_every=7, **options)
+            if state is not None:
+                pipeline.restore(state)
+            iterator = iter(pipeline)
+            got += [seen(item) for item in islice(iterator, steps)]
+            state = pipeline.checkpoint()
+            iterator.close()
+        assert got == expected

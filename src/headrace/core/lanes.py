@@ -32,6 +32,8 @@ class Topology:
     groups: int = 1
     group: int = 0
     mapping: str = "interleaved"
+    node: tuple[int, ...] = ()
+    """Groups that share this engine; empty means just `group`."""
 
     def __post_init__(self) -> None:
         """A contiguous block needs at least one lane per group."""
@@ -42,36 +44,62 @@ class Topology:
             )
 
     @property
+    def here(self) -> tuple[int, ...]:
+        """Groups that are delivered to from here."""
+        return self.node or (self.group,)
+
+    @property
     def computed(self) -> tuple[int, ...]:
-        """Lanes that this group computes."""
+        """Lanes that are computed here."""
+        return tuple(sorted({lane for group in self.here for lane in self._lanes_of(group)}))
+
+    def _lanes_of(self, group: int) -> range:
         if self.mapping == "contiguous":
             block = self.lanes // self.groups
-            return tuple(range(self.group * block, (self.group + 1) * block))
+            return range(group * block, (group + 1) * block)
         common = math.gcd(self.lanes, self.groups)
-        return tuple(range(self.group % common, self.lanes, common))
+        return range(group % common, self.lanes, common)
 
     @property
     def overhead(self) -> float:
         """Batches computed for each batch delivered: 1.0 where the groups divide the lanes."""
-        return len(self.computed) * self.groups / self.lanes
+        return len(self.computed) * self.groups / self.lanes / len(self.here)
 
     def turns(self, position: int) -> Iterator[Turn]:
         """Batches of the computed lanes in global order, from global batch `position` on."""
         if self.mapping == "contiguous":
             yield from self._contiguous_turns(position)
-        lanes = frozenset(self.computed)
+        lanes, here = frozenset(self.computed), frozenset(self.here)
         j = position
         while True:
             lane = j % self.lanes
             if lane in lanes:
-                yield Turn(lane, j // self.lanes, j % self.groups == self.group)
+                yield Turn(lane, j // self.lanes, j % self.groups in here)
             j += 1
 
     def _contiguous_turns(self, position: int) -> Iterator[Turn]:
-        lanes, done = self.computed, position // self.groups
+        block, done = self.lanes // self.groups, position // self.groups
         while True:
-            yield Turn(lanes[done % len(lanes)], done // len(lanes), True)
+            for group in self.here:
+                yield Turn(group * block + done % block, done // block, True)
             done += 1
+
+    def owner(self, turn: Turn) -> int:
+        """The group that a batch is delivered to."""
+        if self.mapping == "contiguous":
+            return turn.lane // (self.lanes // self.groups)
+        return self.number(turn) % self.groups
+
+    def number(self, turn: Turn) -> int:
+        """Where a batch stands in global order."""
+        return turn.number * self.lanes + turn.lane
+
+    def after(self, position: int, turn: Turn) -> int:
+        """The run's position once a group that stood at `position` has delivered a batch, and its peers theirs.
+
+        A step takes one batch of each group. (A single group may have passed over the turns of lanes that have ended.)
+        """
+        return self.number(turn) + 1 if self.groups == 1 else position + self.groups
 
     def taken(self, position: int, lane: int) -> int:
         """Batches of `lane` among the first `position` of the run."""

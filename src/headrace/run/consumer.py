@@ -95,8 +95,7 @@ class Consumer:
         progress.took()
         if not turn.mine:
             return False
-        j = turn.number * self.topology.lanes + turn.lane
-        self.position = (j // self.topology.groups + 1) * self.topology.groups
+        self.position = self.topology.after(self.position, turn)
         return True
 
     def lane_states(self) -> dict[int, LaneState]:
@@ -111,7 +110,7 @@ class Consumer:
                 turn, message = self._pull()
             except StopIteration:
                 return
-            if turn.number * self.topology.lanes + turn.lane >= self.position:
+            if self.topology.number(turn) >= self.position:
                 self._local.appendleft((turn, message))
                 return
             self._account(turn, message)
