@@ -5,6 +5,7 @@ Usage: torchrun ... pp_correct.py OUT [schedule ...]
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from datetime import timedelta
@@ -19,9 +20,11 @@ from torch import nn
 from headrace.parallel import schedules
 from headrace.parallel.builders.registry import recipe
 from headrace.parallel.torch_distributed import DistributedPipeline, RunOptions
+from headrace.parallel.torch_stage import Tie
 
 MSE = nn.functional.mse_loss
 DTYPE = torch.float64
+CASES = ("plain", "recompute", "tied", "uneven", "few")
 
 
 def layers_per_stage(num_stages: int, total: int, *, uneven: bool) -> list[int]:
@@ -54,9 +57,7 @@ def case(schedule: str, name: str, world: int) -> dict[str, Any]:
     counts = layers_per_stage(num_stages, total, uneven=name == "uneven")
     stages = cut(model, counts, recompute=name == "recompute")
     if name == "tied":  # ranks share no memory, but here one process built both ends: part them, as on a cluster
-        stages = [__import__("copy").deepcopy(s) if s is not stages[0] else s for s in stages]
-        from headrace.parallel.torch_stage import Tie
-
+        stages = [stages[0], *(copy.deepcopy(s) for s in stages[1:])]
         ties = [Tie(((0, "module.0.weight"), (num_stages - 1, f"module.{total - 1}.weight")))]
         if recipe(schedule).placement == "v":  # first and last stage live on one rank: they must share
             stages[-1].get_submodule(f"module.{total - 1}").weight = stages[0].get_submodule("module.0").weight
@@ -104,7 +105,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     world = dist.get_world_size()
     names = sys.argv[2:] or list(schedules())
-    found = {f"{s}/{c}": case(s, c, world) for s in names for c in ("plain", "recompute", "tied", "uneven", "few")}
+    found = {f"{s}/{c}": case(s, c, world) for s in names for c in CASES}
     Path(sys.argv[1], f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
 """What a pipeline over two ranks must cope with, each as a named check; writes JSON: name -> what it found.
 
-Usage: torchrun --nproc-per-node=2 pp_features.py OUT
+Usage: torchrun --nproc-per-node=2 pp_features.py OUT [schedule ...], the schedules for the checks of pp_correct.py
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pp_correct
 import torch
 import torch.distributed as dist
 from pipeline_models import blocks, cut, full_batch_gradients, language_model, relative_error, token_loss
@@ -248,6 +249,8 @@ def main() -> None:
     for check in CHECKS:
         torch.manual_seed(0)
         found[check.__name__] = check()
+    world = dist.get_world_size()
+    found["correct"] = {f"{s}/{c}": pp_correct.case(s, c, world) for s in sys.argv[2:] for c in pp_correct.CASES}
     path = out / f"rank{dist.get_rank()}.json"
     path.write_text(json.dumps(found))
     dist.destroy_process_group()
