@@ -31,7 +31,7 @@ class Headrace(Loader):
         work = StaticMixtureWorkSource(datasets=datasets, mixture=MixtureSpec(MIX), seed=42, stop_after_passes=None)
         pipeline = Pipeline(work)
         if self.workload == "W2":
-            return pipeline.batch(TEXT_BATCH)
+            return pipeline.select("text").batch(TEXT_BATCH)
         at = self.options.get("shuffle_at", "tokens")
         if held and at == "text":
             pipeline = pipeline.shuffle(buffer_size=held)

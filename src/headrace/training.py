@@ -128,7 +128,9 @@ def to_training(block: Block, **options: Any) -> dict[str, Any]:
     """
     chosen = parse_options(options)
     out = _Assembly(block, chosen).build() if len(block) else _nothing(chosen)
-    return _exclude(_rename(out, chosen, empty=not len(block)), chosen)
+    if chosen.rename_fields:
+        out = _rename(out, chosen, empty=not len(block))
+    return _exclude(out, chosen) if chosen.exclude_fields else out
 
 
 class _Assembly:

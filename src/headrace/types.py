@@ -33,6 +33,7 @@ from headrace.core.block import (
     Ragged,
     Text,
     lookup,
+    slice_column,
     to_list,
 )
 from headrace.core.tokens import HIDDEN, PAD_TOKEN_ID, PADDING
@@ -185,12 +186,50 @@ class SampleMeta:
         return replace(self, tags=tags if value is None else {**tags, name: value})
 
 
-@dataclass(slots=True)
 class SampleRecord:
-    """One record. Operators may rebind `payload`."""
+    """One record. Operators may rebind `payload`.
 
-    meta: SampleMeta
-    payload: Any
+    `meta` is worked out from the block when it is first asked for: a loop that only looks at payloads never pays for it.
+    """
+
+    __slots__ = ("_meta", "_row", "payload")
+
+    def __init__(self, meta: SampleMeta, payload: Any) -> None:
+        self._meta: SampleMeta | None = meta
+        self._row: tuple[Block, int] | None = None
+        self.payload = payload
+
+    @classmethod
+    def from_row(cls, block: Block, row: int, payload: Any) -> SampleRecord:
+        """Row `row` of a block, as a record."""
+        record = cls.__new__(cls)
+        record._meta, record._row, record.payload = None, (block, row), payload
+        return record
+
+    @property
+    def meta(self) -> SampleMeta:
+        """Where the record comes from."""
+        if self._meta is None:
+            assert self._row is not None
+            self._meta, self._row = meta_of_row(*self._row), None
+        return self._meta
+
+    @meta.setter
+    def meta(self, meta: SampleMeta) -> None:
+        self._meta, self._row = meta, None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SampleRecord):
+            return NotImplemented
+        return bool(self.meta == other.meta and self.payload == other.payload)
+
+    __hash__ = None  # type: ignore[assignment]  mutable, like the dict it holds
+
+    def __repr__(self) -> str:
+        return f"SampleRecord(meta={self.meta!r}, payload={self.payload!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SampleRecord, (self.meta, self.payload)
 
 
 class SampleBatch:
@@ -304,28 +343,39 @@ def _compact_column(column: Column) -> Column:
 
 def records_from_block(block: Block) -> list[SampleRecord]:
     """One record per row."""
-    hidden, payloads = _payloads(block)
-    metas = metas_from_origin(block.origin, block.lane)
+    make = SampleRecord.from_row
+    return [make(block, row, payload) for row, payload in enumerate(_payloads(block))]
+
+
+def meta_of_row(block: Block, row: int) -> SampleMeta:
+    """Identity of one row, with the library's own fields as tags."""
+    (meta,) = metas_from_origin(block.origin.slice(row, row + 1), block.lane)
+    hidden = _hidden_of_row(block, row)
     if hidden or block.origin.rows is not None:
-        metas = [
-            replace(meta, tags={**meta.tags, **_tags(meta, {name: values[row] for name, values in hidden.items()})})
-            for row, meta in enumerate(metas)
-        ]
-    return [SampleRecord(meta, payload) for meta, payload in zip(metas, payloads, strict=True)]
+        return replace(meta, tags={**meta.tags, **_tags(meta, hidden)})
+    return meta
 
 
-def _payloads(block: Block) -> tuple[dict[str, list[Any]], list[Any]]:
-    """The library's own fields, and the payloads without them."""
+def _hidden_of_row(block: Block, row: int) -> dict[str, Any]:
     if block.columns is not None:
-        hidden = {name: to_list(column) for name, column in block.columns.items() if name in HIDDEN}
+        found = {name: block.columns[name] for name in HIDDEN if name in block.columns}
+        return {name: to_list(slice_column(column, row, row + 1))[0] for name, column in found.items()}
+    assert block.rows is not None
+    values = {name: lookup(block.rows[row], name) for name in HIDDEN}
+    return {name: value for name, value in values.items() if value is not MISSING}
+
+
+def _payloads(block: Block) -> list[Any]:
+    """Payloads without the library's own fields."""
+    if block.columns is not None:
+        if HIDDEN.isdisjoint(block.columns):
+            return block.payloads()
         visible = {name: column for name, column in block.columns.items() if name not in HIDDEN}
-        return hidden, (replace(block, columns=visible) if hidden else block).payloads()
+        return replace(block, columns=visible).payloads()
     rows = block.payloads()
-    names = [name for name in HIDDEN if any(isinstance(row, Mapping) and name in row for row in rows)]
-    if not names:
-        return {}, rows
-    bare = [{k: v for k, v in row.items() if k not in HIDDEN} if isinstance(row, Mapping) else row for row in rows]
-    return {name: [0 if (value := lookup(row, name)) is MISSING else value for row in rows] for name in names}, bare
+    if not any(isinstance(row, Mapping) and not HIDDEN.isdisjoint(row) for row in rows):
+        return rows
+    return [{k: v for k, v in row.items() if k not in HIDDEN} if isinstance(row, Mapping) else row for row in rows]
 
 
 def _tags(meta: SampleMeta, hidden: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,27 @@ block. Only the fields that some operator can read are decoded (`fields`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace.core.block import DATASET, ROW, SHARD, Block, Column, Ints, concat_blocks
+from headrace.core.block import (
+    DATASET,
+    ROW,
+    SHARD,
+    Block,
+    Column,
+    Ints,
+    Origin,
+    Ragged,
+    Text,
+    concat_blocks,
+    concat_columns,
+    take_column,
+)
 from headrace.core.op import BadRows, Fields, Worker
 
 
@@ -115,11 +129,40 @@ def _fill(block: Block, bad: BadRows, readers: SharedReaders, fields: Fields) ->
         part = Block(block.lane, origin)
         parts.append(part.with_columns(payload) if isinstance(payload, dict) else part.with_rows(payload))
         placed.append(index)
-    whole = concat_blocks(parts)
     if len(parts) == 1:
-        return whole
-    order = np.argsort(np.concatenate(placed), kind="stable")
-    return whole.take(order)
+        return parts[0]
+    return interleave(parts, np.argsort(np.concatenate(placed), kind="stable"))
+
+
+def interleave(parts: Sequence[Block], order: Ints) -> Block:
+    """`concat_blocks(parts).take(order)`, with each byte of variable-length columns copied once."""
+    columns = [part.columns for part in parts]
+    if any(c is None for c in columns) or len({frozenset(c or ()) for c in columns}) > 1:
+        return concat_blocks(parts).take(order)
+    origin = Origin.concat([part.origin for part in parts]).take(order)
+    merged: dict[str, Column] = {}
+    for name in columns[0] or {}:
+        same = [c[name] for c in columns if c is not None]
+        if all(isinstance(c, Text) for c in same):
+            data, offsets = _scatter([(c.data, c.offsets) for c in same], order)  # type: ignore[union-attr]
+            merged[name] = Text(data, offsets)
+        elif all(isinstance(c, Ragged) for c in same):
+            merged[name] = Ragged(*_scatter([(c.values, c.offsets) for c in same], order))  # type: ignore[union-attr]
+        else:
+            merged[name] = take_column(concat_columns(same), order)
+    return Block(parts[0].lane, origin, merged, None, tuple(d for part in parts for d in part.drops))
+
+
+def _scatter(parts: Sequence[tuple[NDArray[Any], Ints]], order: Ints) -> tuple[NDArray[Any], Ints]:
+    """Rows of ragged parts in the order of their concatenation's index."""
+    pieces: list[NDArray[Any]] = []
+    for values, offsets in parts:
+        ends = offsets.tolist()
+        pieces += [values[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    placed = [pieces[i] for i in order.tolist()]
+    out = np.zeros(len(placed) + 1, np.int64)
+    np.cumsum([len(piece) for piece in placed], out=out[1:])
+    return np.concatenate(placed), out
 
 
 def _by_shard(ids: Ints) -> list[Ints]:
