@@ -44,6 +44,11 @@ class Topology:
             )
 
     @property
+    def rank_groups(self) -> int:
+        """Groups of ranks; `groups` unless each splits its batches over loader workers."""
+        return self.groups
+
+    @property
     def here(self) -> tuple[int, ...]:
         """Groups that are delivered to from here."""
         return self.node or (self.group,)

@@ -17,13 +17,18 @@ from headrace.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True, slots=True)
 class PartTopology(Topology):
-    """The place of one worker. `whole_groups` is the number of groups before they were split."""
+    """The place of one worker. `whole` is the number of groups before they were split."""
 
-    whole_groups: int = 1
+    whole: int = 1
 
-    def after(self, turn: Turn) -> int:
-        """The whole group's position once a batch and its step are delivered."""
-        return (self.number(turn) // self.whole_groups + 1) * self.whole_groups
+    @property
+    def rank_groups(self) -> int:
+        """Groups of ranks."""
+        return self.whole
+
+    def after(self, position: int, turn: Turn) -> int:
+        """The whole group's position once it has delivered this batch, and its peers theirs."""
+        return self.number(turn) + self.whole - (self.group - position) % self.whole
 
 
 def split(topology: Topology, part: int, parts: int) -> PartTopology:
@@ -36,7 +41,7 @@ def split(topology: Topology, part: int, parts: int) -> PartTopology:
         lanes=topology.lanes,
         groups=topology.groups * parts,
         group=topology.group + topology.groups * part,
-        whole_groups=topology.groups,
+        whole=topology.groups,
     )
 
 
@@ -55,7 +60,12 @@ class PartState:
         return int(self.state["position"])
 
 
-def join(states: Sequence[PartState], groups: int) -> dict[str, Any]:
+def first_batch(position: int, topology: Topology) -> int:
+    """Number, among all batches of a group, of the first that it delivers from a position on."""
+    return -((topology.group - position) // topology.groups)
+
+
+def join(states: Sequence[PartState], whole: Topology) -> dict[str, Any]:
     """The checkpoint of a group from those of all its workers, each taken after the last batch that the loader passed on.
 
     A lane that only one worker computes stands where that worker left it. One that several compute is taken from the worker
@@ -67,13 +77,12 @@ def join(states: Sequence[PartState], groups: int) -> dict[str, Any]:
         raise CheckpointError(f"these are the states of parts {parts} of {first.parts}; every worker's is needed")
     latest = max(states, key=lambda state: state.position)
     lanes: dict[str, Any] = {}
-    shared = first.state["canonical_replicas"] % (groups * first.parts) != 0
-    if shared and not _in_step(states, latest.position, groups):
+    shared = whole.lanes % (whole.groups * first.parts) != 0
+    if shared and not _in_step(states, latest.position, whole):
         raise CheckpointError(
             "a lane has ended and the workers no longer take turns, so their states cannot be joined: resume with "
             f"{first.parts} workers"
         )
-    whole = Topology(first.state["canonical_replicas"], groups)
     for state in sorted(states, key=lambda state: state.position):
         for lane, held in state.state["lanes"].items():
             since = whole.taken(latest.position, int(lane)) - whole.taken(state.position, int(lane)) if shared else 0
@@ -81,12 +90,12 @@ def join(states: Sequence[PartState], groups: int) -> dict[str, Any]:
     return {**latest.state, "lanes": dict(sorted(lanes.items(), key=lambda item: int(item[0])))}
 
 
-def _in_step(states: Sequence[PartState], position: int, groups: int) -> bool:
+def _in_step(states: Sequence[PartState], position: int, whole: Topology) -> bool:
     """Whether each worker's last batch is the newest of its part before `position`."""
-    done = position // groups
+    done = first_batch(position, whole)
     for state in states:
+        begun = first_batch(state.start, whole)
         newest = done - 1 - (done - 1 - state.part) % state.parts
-        expected = (newest + 1) * groups if newest * groups >= state.start else state.start
-        if state.position != expected:
+        if state.position != state.start + max(0, newest + 1 - begun) * whole.groups:
             return False
     return True

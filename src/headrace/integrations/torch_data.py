@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import multiprocessing as mp
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
@@ -23,7 +24,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.core.entries import from_entries, is_entries, to_entries
-from headrace.core.part import PartState, join
+from headrace.core.lanes import Topology
+from headrace.core.part import PartState, first_batch, join
 from headrace.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -77,20 +79,23 @@ class PipelineDataset(IterableDataset[Any]):
             anew = int(self._board[_RESTORE, worker]) >= pipeline.restores
             self._board[_RESTORE, worker] = pipeline.restores
             self._start = 0 if anew else pipeline.starts_at
-            self._place = ((worker + self._start // self.groups) % workers, workers)
+            self._place = ((worker + first_batch(self._start, pipeline.topology)) % workers, workers)
             part = pipeline.part(*self._place, anew=anew)
         _check_worker(part, workers)
         return part
 
     @property
-    def groups(self) -> int:
-        """Data-parallel groups of the run."""
-        return self._pipeline.topology.groups
+    def topology(self) -> Topology:
+        """Lanes of the run and this rank's place."""
+        return self._pipeline.topology
 
     def _elsewhere(self) -> str:
         if not self._board[_RUNNING].any():
             return ""
-        return "its batches go through the workers of a DataLoader. Save StatefulDataLoader.state_dict() instead, or use num_workers=0"
+        return (
+            "its batches go through the workers of a DataLoader. Save StatefulDataLoader.state_dict() instead, or use "
+            "num_workers=0"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -170,7 +175,8 @@ def loader_checkpoint(state: Mapping[str, Any], dataset: PipelineDataset) -> dic
             f"this state was taken {since} batches after the loader last asked its workers where they are: use "
             "StatefulDataLoader(snapshot_every_n_steps=1), or resume with the same number of workers"
         )
-    return join([_part_state(worker) for worker in workers], dataset.groups)
+    states = [_part_state(worker) for worker in workers]
+    return join(states, replace(dataset.topology, lanes=int(states[0].state["canonical_replicas"])))
 
 
 def _part_state(entries: Mapping[str, Any]) -> PartState:
@@ -187,10 +193,10 @@ def _check_worker(part: Pipeline, workers: int) -> None:
             f"{', '.join(processes)} should run in processes, which the workers of a DataLoader may not start: use num_workers=0, "
             "or runner='threads'"
         )
-    if part.topology.overhead > 1:
+    if part.topology.overhead > 1 and get_worker_info().id == 0:  # type: ignore[union-attr]
         _log.warning(
-            "each of %d loader workers computes %.1f times what it delivers: use num_workers=0, or canonical_replicas that "
-            "%d divides",
+            "each of the %d loader workers of a rank computes %.1f times what it delivers: use num_workers=0, or lanes "
+            "(canonical_replicas) that %d divides",
             workers,
             part.topology.overhead,
             part.topology.groups,

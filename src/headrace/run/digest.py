@@ -123,11 +123,11 @@ class DigestLog:
 
 def last_number(topology: Topology, position: int) -> int:
     """Global number of the batch that brought a rank to `position`."""
-    groups = getattr(topology, "whole_groups", topology.groups)
+    groups = topology.rank_groups
     if topology.mapping == "contiguous":
         block, done = topology.lanes // groups, position // groups - 1
         return done // block * topology.lanes + topology.group * block + done % block
-    return position - groups + topology.group % groups
+    return position - groups + (topology.group - position) % groups
 
 
 def _ends_line(path: str) -> bool:

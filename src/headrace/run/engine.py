@@ -136,7 +136,7 @@ class Engine:
                         yield turn, message
                 else:
                     del streams[turn.lane]
-                    if not streams or self.topology.groups > 1:
+                    if not streams or self.topology.rank_groups > 1:
                         return
         finally:
             for stream in streams.values():
