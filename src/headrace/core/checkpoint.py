@@ -23,6 +23,9 @@ from headrace.errors import CheckpointError
 
 FORMAT: Final = 1
 
+CAUGHT_UP: Final = "caught_up"
+"""Marks a lane whose `taken` was counted up from an older state: it stands at the same place, but may rest on an older cut."""
+
 Span = tuple[int, int, int]
 """Chunk, offset and number of neighbouring samples."""
 
@@ -187,7 +190,10 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if changed:
             raise CheckpointError(f"checkpoints 0 and {number} are of different recipes: " + "; ".join(changed))
         for lane, lane_state in state["lanes"].items():
-            if lanes.setdefault(lane, lane_state) != lane_state:
+            held = lanes.setdefault(lane, lane_state)
+            if CAUGHT_UP in held:
+                lanes[lane] = lane_state
+            elif CAUGHT_UP not in lane_state and held != lane_state:
                 raise CheckpointError(f"checkpoints 0 and {number} contradict each other about lane {lane}")
     first["lanes"] = dict(sorted(lanes.items(), key=lambda item: int(item[0])))
     return first

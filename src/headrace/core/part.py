@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.core.checkpoint import CAUGHT_UP
 from headrace.core.lanes import Topology, Turn
 from headrace.errors import CheckpointError, ConfigError
 
@@ -86,7 +87,7 @@ def join(states: Sequence[PartState], whole: Topology) -> dict[str, Any]:
     for state in sorted(states, key=lambda state: state.position):
         for lane, held in state.state["lanes"].items():
             since = whole.taken(latest.position, int(lane)) - whole.taken(state.position, int(lane)) if shared else 0
-            lanes[lane] = {**held, "taken": held["taken"] + since}
+            lanes[lane] = {**held, "taken": held["taken"] + since, CAUGHT_UP: True} if since else held
     return {**latest.state, "lanes": dict(sorted(lanes.items(), key=lambda item: int(item[0])))}
 
 
