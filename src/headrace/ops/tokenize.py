@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.core.block import MISSING, Block, Column, Drop, Ints, Origin, Ragged, field_roots, to_list
 from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.tokens import PAD_TOKEN_ID, PADDING
 from headrace.errors import ConfigError, InternalError, UnknownOptionError
 from headrace.ops.tokenizer.gate import EncoderChoice, choose_encoder
 from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
@@ -251,11 +252,19 @@ class _TokenizeWorker:
         if op.padding == "max_length":
             assert op.max_length is not None
             values, mask = pad(ids, op.max_length, op.pad_id)
-            return {"input_ids": values, "attention_mask": mask} if op.add_attention_mask else {"input_ids": values}
-        if not op.add_attention_mask:
-            return {"input_ids": ids}
-        ids = ids if not ids.offsets[0] else Ragged(ids.flat, ids.offsets - ids.offsets[0])
-        return {"input_ids": ids, "attention_mask": Ragged(np.ones(int(ids.offsets[-1]), np.uint8), ids.offsets)}
+            padding = (op.max_length - ids.lengths).astype(np.int32)
+            columns: dict[str, Column] = {"input_ids": values, PADDING: padding}
+            return {**columns, "attention_mask": mask} if op.add_attention_mask else columns
+        columns = {"input_ids": ids}
+        if op.padding in (True, "longest"):
+            columns[PAD_TOKEN_ID] = np.full(len(ids), op.pad_id, np.int64)
+        if op.add_attention_mask:
+            ids = ids if not ids.offsets[0] else Ragged(ids.flat, ids.offsets - ids.offsets[0])
+            columns |= {
+                "input_ids": ids,
+                "attention_mask": Ragged(np.ones(int(ids.offsets[-1]), np.uint8), ids.offsets),
+            }
+        return columns
 
     def _spot_check(self, texts: list[str], ids: Ragged, origin: Origin) -> None:
         """Compare a few documents, chosen by their identity, with the reference: a difference stops the run."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, Block, Drop, Ints
 from headrace.core.op import BadRows, Stateless, Worker
-from headrace.errors import OperatorError
+from headrace.errors import DataError, HeadraceError
 from headrace.options import OnError
 
 
@@ -107,7 +107,9 @@ class StageFunction:
             bad, rows_in = BadRows(), len(block)
             try:
                 out = function(block, bad)
-            except OperatorError:
+            except DataError as error:
+                raise _whole_block_fault(name, block, error) from error
+            except HeadraceError:
                 raise
             except Exception as error:
                 raise _whole_block_fault(name, block, error) from error
