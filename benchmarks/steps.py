@@ -13,6 +13,7 @@ skew  20 000 items of no work, then 100 that sleep 20 ms
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -75,7 +76,9 @@ def sometimes_sleep(x: int) -> int:
 
 
 def rows(n: int) -> list[dict[str, Any]]:
-    return [{"id": k, "text": f"  the text of row number {k}  ", "score": k * 0.5, "tags": ["a", "b"]} for k in range(n)]
+    return [
+        {"id": k, "text": f"  the text of row number {k}  ", "score": k * 0.5, "tags": ["a", "b"]} for k in range(n)
+    ]
 
 
 class Workload:
@@ -171,7 +174,9 @@ def torch_loader(work: Workload, items: Iterable[Any], batch: int) -> Iterator[A
         yield from outputs
 
 
-def best(function: Callable[..., Iterator[Any]], work: Workload, items: Iterable[Any], **settings: Any) -> Iterator[Any]:
+def best(
+    function: Callable[..., Iterator[Any]], work: Workload, items: Iterable[Any], **settings: Any
+) -> Iterator[Any]:
     return function(work, items, **settings, chunk=work.chunk)
 
 
@@ -200,6 +205,19 @@ PARTS = {  # too slow for the whole workload: this share of it, times are for ea
 SKIPPED = {("W3", "joblib 100"), ("W3", "Pool.imap chunk 1"), ("W1", "headrace threads"), ("W2", "headrace threads")}
 
 
+def prepare(config: str) -> None:
+    """Import what the configuration needs: nobody's imports are timed."""
+    word = config.split()[0]
+    modules = {"headrace": "headrace.steps.pipeline", "torch": "torch.utils.data", "Pool.imap": "multiprocessing.pool"}
+    modules |= {"Pool.imap_unordered": "multiprocessing.pool", "concurrent.futures": "concurrent.futures.process"}
+    modules |= {"mpire": "mpire", "joblib": "joblib", "pypeln": "pypeln"}
+    if word in modules:
+        importlib.import_module(modules[word])
+    if word == "headrace":
+        for name in ("headrace.run.inline", "headrace.run.process", "headrace.run.threads"):
+            importlib.import_module(name)
+
+
 def measure(workload: str, config: str, scale: float) -> dict[str, Any]:
     """Run one configuration here; returns its figures."""
     warnings.simplefilter("ignore")
@@ -207,6 +225,7 @@ def measure(workload: str, config: str, scale: float) -> dict[str, Any]:
     n = work.n if workload == "skew" else max(10, int(work.n * scale * PARTS.get((workload, config), 1.0)))
     work.n = n
     items = work.items(n)
+    prepare(config)
     started = last = time.perf_counter()
     silence, outputs, first = 0.0, 0, 0.0
     for _ in CONFIGS[config](work, items):
@@ -253,7 +272,9 @@ def table(runs: list[dict[str, Any]]) -> str:
     for workload in dict.fromkeys(run["workload"] for run in runs):
         mine = [run for run in runs if run["workload"] == workload]
         least = {
-            config: min((run for run in mine if run["config"] == config and "error" not in run), key=_seconds, default=None)
+            config: min(
+                (run for run in mine if run["config"] == config and "error" not in run), key=_seconds, default=None
+            )
             for config in dict.fromkeys(run["config"] for run in mine)
         }
         references = {name: least.get(f"headrace {name}") for name in ("process", "auto")}

@@ -24,7 +24,7 @@ from headrace.run import supervise, wire
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.failure import Failure, shorten, unpack
 from headrace.run.shm import Recycler
-from headrace.run.task import RUNNING, SLICE, STARTED
+from headrace.run.task import RUNNING, STARTED, depth
 
 _TICK = 0.05  # seconds between two looks at the clock of a running item, where items have a time limit
 
@@ -210,8 +210,8 @@ class ProcessExecutor:
             failure.worker = child.name
             failure.item = self._describe(batch, start + frame.a - 1) or failure.item
         part = Part(batch.key, start, frame.a, values, failure, frame.seconds, frame.nbytes, report)
-        if frame.a:  # nothing queues behind a slow item while another worker is free
-            self._dispatch.set_pace(child.index, 1 if frame.seconds / frame.a >= SLICE else 2)
+        if frame.a:
+            self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a))
         self._parts.append(part)
 
     def _bury(self, child: supervise.Child) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.core.reorder import Batch, Dispatch, Piece
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.failure import Failure, from_exception, shorten
-from headrace.run.task import RUNNING, SLICE, STARTED, Function, Slice, run_slice
+from headrace.run.task import RUNNING, STARTED, Function, Slice, depth, run_slice
 from headrace.run.wire import Packed
 
 _TICK = 0.05
@@ -151,7 +151,7 @@ class ThreadExecutor:
         if failure is not None:
             failure.worker = lane.name
             failure.item = self._describe(batch, start + count - 1)
-        self._dispatch.set_pace(lane.index, 1 if done.seconds / count >= SLICE else 2)
+        self._dispatch.set_pace(lane.index, min(2, depth(done.seconds, count)))
         self._parts.append(Part(batch.key, start, count, done.values, failure, done.seconds, 0, report))
 
     def _send(self) -> None:

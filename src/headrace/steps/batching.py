@@ -12,8 +12,8 @@ from dataclasses import dataclass
 TARGET_SECONDS = 0.005
 INLINE_SECONDS = 0.0003  # nothing is sent: a batch only spreads the bookkeeping, and the next output should come soon
 TARGET_BYTES = 64 * 1024
-MOST = 4096
-INLINE_MOST = 256  # what is pulled for a cheap batch must be worked off here even if it turns out dear
+MOST = 1024
+INLINE_MOST = 512  # what is pulled for a cheap batch must be worked off here even if it turns out dear
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ every eighth batch, and on every batch whose items are slow.
 
 from __future__ import annotations
 
+from operator import length_hint
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ class Chain:
     def __init__(self, steps: tuple[Step, ...], on_error: OnError = "raise", *, passes_failed: bool = False) -> None:
         """Run every `setup`; `passes_failed`: inputs may be `Failed` from an earlier stage."""
         self._steps = steps
-        self._calls = [(n, step.call) for n, step in enumerate(steps)]
+        self._calls = [step.call for step in steps]
         self._plain = not self.indexed and not any(step.many for step in steps)
         self._on_error = on_error
         self._passes_failed = passes_failed
@@ -159,16 +160,16 @@ class Chain:
 
     def _plain_into(self, item: Any, outputs: list[Any]) -> None:
         """Functions only: one output an item, or DROP; counts nobody who comes through."""
-        n = 0
+        calls = iter(self._calls)
         try:
-            for n, call in self._calls:
+            for call in calls:
                 item = call(item)
                 if item is DROP:
-                    self._dropped(n)
+                    self._dropped(len(self._calls) - length_hint(calls) - 1)
                     return
         except BaseException:
-            self._at, self._culprit = n, item
-            self._dropped(n)
+            self._at, self._culprit = len(self._calls) - length_hint(calls) - 1, item
+            self._dropped(self._at)
             raise
         outputs.append(item)
 

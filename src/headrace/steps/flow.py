@@ -19,8 +19,9 @@ from headrace.core.reorder import Batch, Release, Window
 from headrace.errors import InternalError
 from headrace.run.executor import Paced, Part, route
 from headrace.run.failure import Failure
+from headrace.run.task import DEEPEST
 from headrace.run.wire import Packed
-from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, BatchSize
+from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, TARGET_BYTES, BatchSize
 from headrace.steps.failed import Failed
 from headrace.steps.settings import Settings
 from headrace.steps.source import Pulled
@@ -42,10 +43,16 @@ class StageFlow:
         self.ledger = ledger
         self.keyed = settings.assign is not None
         self.size = BatchSize() if background else BatchSize(INLINE_SECONDS, INLINE_MOST)
-        limit = AHEAD * _IN_WORK * len(workers)
-        self.window: Window[Any] = Window(limit * (256 if self.keyed else 1), ordered=settings.ordered)
+        self.window: Window[Any] = Window(self.ahead(), ordered=settings.ordered)
         self.inbox: deque[Any] = deque()
         self.closed = False
+
+    def ahead(self) -> int:
+        """Submissions that may be outstanding: more of small batches, of which a worker holds more."""
+        if self.keyed:
+            return 256 * AHEAD * len(self.workers)
+        small = 0 < self.size.items * self.size.nbytes <= 2 * TARGET_BYTES
+        return AHEAD * (DEEPEST if small else 2) * len(self.workers)
 
     def submit(self, executor: Paced, pulled: Pulled, first: int) -> None:
         """Send items to this stage's workers."""
@@ -162,6 +169,7 @@ class Flow:
             if number > 0:
                 self._pass_on(self.stages[number - 1], stage)
             self._executor.set_limit(stage.group, None if stage.keyed else stage.size.items)
+            stage.window.limit = stage.ahead()
             while stage.window.room and self._executor.free(stage.group):
                 pulled = self._pull(number, stage)
                 if pulled is None:

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import fields
 from time import monotonic
 from typing import Any, TypedDict, Unpack
@@ -15,6 +15,7 @@ from headrace.errors import Cancelled, ConfigError, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
 from headrace.steps import auto, build
 from headrace.steps.flow import Cancellation, Flow
+from headrace.steps.outputs import Outputs
 from headrace.steps.settings import Mode, OnError, Runner, Settings, Workers, assigner, make_steps
 from headrace.steps.shuffle import shuffled
 from headrace.steps.source import Chained, IterableSource, QueueSource
@@ -213,8 +214,9 @@ class Pipeline:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _finish(self, outputs: Iterator[Any], total: int | None) -> Iterator[Any]:
+    def _finish(self, lists: Generator[list[Any], None, None], total: int | None) -> Iterator[Any]:
         settings = self.settings
+        outputs: Iterator[Any] = Outputs.of(lists)
         if settings.shuffle_buffer and settings.seed is not None:
             outputs = shuffled(outputs, settings.shuffle_buffer, settings.seed)
         if settings.progress:
@@ -223,7 +225,7 @@ class Pipeline:
             outputs = shown(outputs, total, " > ".join(step.name for step in settings.steps))
         return outputs
 
-    def _map(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _map(self, items: Iterable[Any]) -> Generator[list[Any], None, None]:
         if self._closed:
             raise ConfigError("this pipeline is closed; build a new one")
         source = IterableSource(items)
@@ -254,7 +256,7 @@ class Pipeline:
         try:
             for out in outputs:
                 self._ledger.delivered += len(out)
-                yield from out
+                yield out
         except Cancellation:
             raise Cancelled("the pipeline was cancelled") from None
         finally:
@@ -264,7 +266,7 @@ class Pipeline:
             with contextlib.suppress(ValueError):  # `close` of the pipeline has removed it
                 self._flows.remove(flow)
 
-    def _calibrate(self, source: IterableSource) -> Iterator[Any]:
+    def _calibrate(self, source: IterableSource) -> Generator[list[Any], None, int]:
         """Run the first items here, and judge by them whether processes would pay."""
         executor = self._open_inline()
         seen: list[Any] = []
@@ -277,10 +279,10 @@ class Pipeline:
             return len(costs) > 1 and (stats.busy > auto.ENOUGH_SECONDS or stats.items >= auto.ENOUGH_ITEMS)
 
         try:
-            for output in self._run(executor, source, 0, enough):
+            for out in self._run(executor, source, 0, enough):
                 if len(seen) < len(source.samples):
-                    seen.append(output)
-                yield output
+                    seen.extend(out[: len(source.samples) - len(seen)])
+                yield out
             pulled = executor.statistics().items
         finally:
             executor.close()
@@ -289,7 +291,7 @@ class Pipeline:
         self._last_workers = executor.statistics()
         return pulled
 
-    def _inline(self, source: IterableSource, first: int) -> Iterator[Any]:
+    def _inline(self, source: IterableSource, first: int) -> Generator[list[Any], None, int]:
         """Run here for as long as that pays; returns the index of the next item."""
         executor = self._open_inline()
         verdict = self._verdict
@@ -315,20 +317,23 @@ class Pipeline:
             self._verdict = auto.Verdict(True, (mark[1] or 0.0) / max(1, mark[0]), verdict.transport)
         return first + executor.statistics().items
 
-    def _drain(self) -> Iterator[Any]:
+    def _drain(self) -> Generator[list[Any], None, None]:
         flow, _ = self._open_queue()
-        while True:
-            with self._lock:
-                if not self._ready and not flow.finished:
-                    self._collect(flow, None)
-                out = list(self._ready)
-                self._ready.clear()
-                ended = flow.finished
-            self._ledger.delivered += len(out)
-            yield from out
-            if ended and not self._ready:
-                self._raise_source_error()
-                return
+        began, ended = monotonic(), False
+        try:
+            while not ended:
+                with self._lock:
+                    if not self._ready and not flow.finished:
+                        self._collect(flow, None)
+                    out = list(self._ready)
+                    self._ready.clear()
+                    ended = flow.finished
+                self._ledger.delivered += len(out)
+                yield out
+                ended = ended and not self._ready
+            self._raise_source_error()
+        finally:
+            self._ledger.active += monotonic() - began
 
     def _collect(self, flow: Flow, wait: float | None) -> None:
         try:

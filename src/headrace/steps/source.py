@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ class IterableSource:
     def __init__(self, items: Iterable[Any]) -> None:
         """Begin the iteration."""
         self._iterator: Iterator[Any] = iter(items)
+        self._instant = isinstance(items, (list, tuple, range, dict, set))  # no item of these can keep anyone waiting
         self.ended = False
         self.error: BaseException | None = None
         self.samples: list[Any] = []  # the first few items
@@ -55,7 +57,10 @@ class IterableSource:
         append, clock, iterator = items.append, perf_counter, self._iterator
         deadline = clock() + PATIENCE
         try:
-            for _ in range(most):
+            if self._instant:
+                items.extend(islice(iterator, most))
+                self.ended = len(items) < most
+            for _ in range(0 if self._instant else most):
                 append(next(iterator))
                 if clock() > deadline:
                     break
