@@ -37,16 +37,9 @@ class ObjectStore:
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         """Connect lazily to `url` (`s3://bucket/prefix`)."""
-        scheme, _, rest = url.partition("://")
-        if scheme not in SCHEMES:
-            raise ConfigError(f"{url}: no store for {scheme}://; known: {', '.join(f'{s}://' for s in SCHEMES)}")
+        scheme = url.partition("://")[0]
         self.root = url.rstrip("/")
-        self._prefix = ""
-        if scheme == "memory":
-            name, _, self._prefix = rest.strip("/").partition("/")
-            self._store: Any = memory_store(name)
-        else:
-            self._store = _connect(url, scheme, options)
+        self._store, self._prefix = connect(url, options)
         self._listable = scheme not in ("http", "https") or not type(self._store).__name__.startswith("HTTP")
 
     def scan(self) -> list[Entry]:
@@ -171,6 +164,17 @@ class BlockFile:
     def check(self) -> None:
         """As the file below."""
         self._file.check()
+
+
+def connect(url: str, options: StoreOptions) -> tuple[Any, str]:
+    """An obstore store for `url`, and the prefix that keys in it begin with."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{url}: no store for {scheme}://; known: {', '.join(f'{s}://' for s in SCHEMES)}")
+    if scheme == "memory":
+        name, _, prefix = rest.strip("/").partition("/")
+        return memory_store(name), prefix
+    return _connect(url, scheme, options), ""
 
 
 def _connect(url: str, scheme: str, options: StoreOptions) -> Any:
