@@ -63,6 +63,10 @@ class RuntimeOptions:
             `headrace.verify`; `{rank}` in its name is replaced by the global rank.
     Topology
         world_size, global_rank, dp_degree, dp_group_id, canonical_replicas, mapping_strategy.
+    Collective checkpoints (optional)
+        aggregate_dir (a folder or object-store URL that all ranks see) or aggregate_store ("torch://", "torch://host:port"):
+            `checkpoint()` then gathers on rank 0 and returns the state of all ranks on each. `run_id` keeps runs apart;
+            aggregate_timeout_s, aggregate_serializer, aggregate_compressor.
     """
 
     runner: Runner | None = None
@@ -144,6 +148,14 @@ class RuntimeOptions:
             raise ConfigError(f"option aggregate_timeout_s={self.aggregate_timeout_s!r}: give seconds above 0")
         if self.on_error == "quarantine" and self.quarantine_path is None:
             raise ConfigError("option on_error='quarantine' needs quarantine_path=..., the JSONL file to write to")
+        if self.aggregate_dir is not None and self.aggregate_store is not None:
+            raise ConfigError(
+                f"options aggregate_dir={self.aggregate_dir!r} and aggregate_store={self.aggregate_store!r}: give one of the two"
+            )
+        if self.aggregate_store is not None and not self.aggregate_store.startswith("torch://"):
+            raise ConfigError(
+                f"option aggregate_store={self.aggregate_store!r}: give 'torch://' or 'torch://host:port'"
+            )
         self._check_digest()
         self._check_topology()
 
@@ -189,6 +201,11 @@ class RuntimeOptions:
     def digest_path(self) -> str | None:
         """This rank's digest log."""
         return None if self.digest_log is None else self.digest_log.replace("{rank}", str(self.global_rank))
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether `checkpoint()` is a collective of all ranks."""
+        return self.world_size > 1 and (self.aggregate_dir is not None or self.aggregate_store is not None)
 
     @property
     def start_method(self) -> str:

@@ -33,6 +33,8 @@ from headrace.ops.pack.flat import PackFlat
 from headrace.ops.shuffle import Shuffle
 from headrace.ops.tokenize import Tokenize
 from headrace.options import OnError, RuntimeOptions
+from headrace.run.aggregate import Aggregation, Codec
+from headrace.run.board import Board, open_board
 from headrace.run.consumer import Consumer
 from headrace.run.digest import DigestLog
 from headrace.run.host import EngineSpec, HostedEngine
@@ -326,9 +328,27 @@ class Pipeline:
 
         Allowed at any time: before the first batch, between batches, after the last, twice in a row. It does not disturb the
         stream, and needs no other rank.
+
+        With world_size > 1 and `aggregate_dir` or `aggregate_store` set it is a collective: every rank must call it, and each
+        receives the state of all; see `headrace.run.aggregate`.
         """
         state = self._state()
+        if self._options.aggregates:
+            state = self._aggregation().gather(state)
         return ckpt.to_bytes(state) if as_bytes else state
+
+    def _aggregation(self) -> Aggregation:
+        options = self._options
+        if options.aggregate_store is not None:
+            from headrace.integrations.torch_store import TorchStoreBoard
+
+            board: Board = TorchStoreBoard(options.aggregate_store, options.run_id, options.aggregate_timeout_s)
+        else:
+            board = open_board(f"{str(options.aggregate_dir).rstrip('/')}/{options.run_id}", options.io_options)
+        codec = Codec(options.aggregate_serializer, options.aggregate_compressor)
+        return Aggregation(
+            board, options.global_rank, options.world_size, timeout_s=options.aggregate_timeout_s, codec=codec
+        )
 
     def _state(self) -> dict[str, Any]:
         if self.elsewhere is not None and (where := self.elsewhere()):
