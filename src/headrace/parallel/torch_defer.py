@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.errors import InternalError
+from headrace.errors import ConfigError, InternalError
 
 WeightGradient = Callable[[], None]
 
@@ -59,6 +59,11 @@ def defer_weight_gradients(module: nn.Module, store: DeferredGradients) -> int:
     computes the same numbers as before. A layer of your own defers if it has a method `use_deferred_gradients(store)`:
     it gets the store, and None when it is over.
     """
+    if any(hasattr(layer, "_orig_mod") for layer in module.modules()):
+        raise ConfigError(
+            "a module compiled with torch.compile cannot put off its weight gradients; take a schedule with full backwards, "
+            "such as 1f1b, or leave this stage uncompiled"
+        )
     count = 0
     for layer in module.modules():
         own = getattr(layer, _OWN, None)

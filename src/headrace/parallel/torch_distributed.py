@@ -11,7 +11,8 @@ every rank; if one rank fails, every other raises `WorkerDied` with both positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ from headrace.parallel.torch_group import Group, SharedWeights, clip_gradients, 
 from headrace.parallel.torch_guard import FailureGuard
 from headrace.parallel.torch_metadata import Boundaries, Specs, TensorSpec, infer_outputs, shadow
 from headrace.parallel.torch_pipeline import make_schedule
+from headrace.parallel.torch_record import Position, Recorder
 from headrace.parallel.torch_runtime import Engine, any_wrapped_for_sharding
 from headrace.parallel.torch_stage import PipelineStage, Tie, find_ties
 
@@ -96,40 +98,45 @@ class DistributedPipeline:
         loss_fn: LossFunction | None = None,
         options: RunOptions | None = None,
     ) -> None:
-        """Build, prove and place the schedule; connect the watchdog; align shared weights."""
+        """Build and prove the schedule, connect the watchdog, place the stages, align shared weights."""
         self.options = options or RunOptions()
-        local_stages = dict(stages) if isinstance(stages, Mapping) else dict(enumerate(stages))
-        device = _device(local_stages.values())
-        self.group = Group(self.options.group, device)
+        self.group = Group(self.options.group)
+        self.num_microbatches = num_microbatches
         self.schedule = self._schedule(schedule, stages, num_microbatches)
         self.train, self.evaluate = proved(self.schedule)
         self.loss = ScaledLoss(loss_fn, self.options.reduction)
-        self.num_microbatches = num_microbatches
+        self._known_shapes: dict[Specs, Boundaries] = {}
+        self._shapes: dict[bool, list[Specs]] = {}  # of training and of evaluation
+        self._placed: list[Specs] | None = None
+        self.position = Position()
+        watched = self.options.watchdog and dist.get_world_size() > 1
+        self.guard = FailureGuard(self.position, self.options.silence) if watched else None
+        given = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
+        with self._guarded():
+            self._place({index: _as_stage(stage) for index, stage in given})
+
+    def _place(self, stages: dict[int, PipelineStage]) -> None:
+        """Wrap this rank's stages, hand them to the engine, and find the weights they share with others."""
         mine = self.schedule.stages_of(self.group.rank)
-        if missing := [s for s in mine if s not in local_stages]:
+        if missing := [s for s in mine if s not in stages]:
             raise ConfigError(
                 f"rank {self.group.rank} runs stages {list(mine)} of schedule {self.schedule.name!r} but got no stage "
                 f"{missing[0]}; pass the list of all stages, or a mapping with this rank's"
             )
-        ties = (
-            self.options.ties
-            if self.options.ties is not None
-            else find_ties([local_stages[s] for s in sorted(local_stages)])
+        ties = find_ties(stages) if self.options.ties is None else self.options.ties
+        self._shadows = self._make_shadows({s: stages[s] for s in mine})
+        device = _device(stages[s] for s in mine)
+        self.modules: dict[int, nn.Module] = {s: self._wrap(s, stages[s]) for s in mine}
+        lists = (self.train, self.evaluate)
+        self.engine = Engine(
+            self.modules, lists, self._scaled_loss, self.options.group, Recorder(self.group.rank, device)
         )
-        chosen = {s: _as_stage(local_stages[s]) for s in mine}
-        self._shadows = self._make_shadows(chosen)
-        self.modules: dict[int, nn.Module] = {s: self._wrap(s, stage) for s, stage in chosen.items()}
-        self.engine = Engine(self.modules, self.train, self.evaluate, self._scaled_loss, self.options.group, device)
+        self.engine.position = self.position
         if self.schedule.splits_backward:
             for stage in self.engine.stages:
                 defer_weight_gradients(stage.submod, stage.gradients)
         self.shared = SharedWeights(ties, self.modules, self.schedule.stage_to_rank, self.group)
         self.shared.align()
-        self._known_shapes: dict[Specs, Boundaries] = {}
-        self._shapes: dict[bool, list[Specs]] = {}  # of training and of evaluation
-        self._placed: list[Specs] | None = None
-        watched = self.options.watchdog and dist.get_world_size() > 1
-        self.guard = FailureGuard(self.engine.position, device, self.options.silence) if watched else None
 
     # -- what a training loop calls
 
@@ -158,24 +165,23 @@ class DistributedPipeline:
         The first stage's rank gives `batch`, the last's `target`; the others may give nothing (what they give is not
         looked at). `align` starts all ranks together, for measuring.
         """
-        return self._guarded(lambda: self._split(batch, target), train=True, align=align)
+        with self._guarded():
+            return self._run(*self._split(batch, target), train=True, align=align)
 
     def step_microbatches(
         self, inputs: Sequence[Batch] | None = None, targets: Sequence[Batch] | None = None
     ) -> RankResult:
         """The same with microbatches of the caller's making; with `variable_shapes` they may differ in shape."""
-        return self._guarded(
-            lambda: (
-                given_microbatches(inputs, self.num_microbatches, "inputs") if self.is_first else None,
-                given_microbatches(targets, self.num_microbatches, "targets") if self.is_last else None,
-            ),
-            train=True,
-        )
+        m = self.num_microbatches
+        with self._guarded():
+            mine = given_microbatches(inputs, m, "inputs") if self.is_first else None
+            theirs = given_microbatches(targets, m, "targets") if self.is_last else None
+            return self._run(mine, theirs, train=True)
 
     def eval(self, batch: Batch | None = None, target: Batch | None = None) -> RankResult:
         """The forwards only, without gradients, on any schedule; modules stay in the mode they are in."""
-        with torch.no_grad():
-            return self._guarded(lambda: self._split(batch, target), train=False)
+        with self._guarded(), torch.no_grad():
+            return self._run(*self._split(batch, target), train=False)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm over the whole pipeline, shared weights counted once; every rank calls it, and gets the norm."""
@@ -257,19 +263,19 @@ class DistributedPipeline:
         targets = split_batch(target, m, "target") if self.is_last and target is not None else None
         return inputs, targets
 
-    def _guarded(self, prepare: Callable[[], tuple[Any, Any]], *, train: bool, align: bool = False) -> RankResult:
-        """Run a step; turn whatever goes wrong, here or elsewhere, into one error on every rank."""
-        if self.guard is not None:
-            self.guard.refuse_if_failed()
+    @contextlib.contextmanager
+    def _guarded(self) -> Generator[None]:
+        """Turn whatever goes wrong, here or elsewhere, into one error on every rank."""
+        if self.guard is None:
+            yield
+            return
+        self.guard.refuse_if_failed()
         try:
-            inputs, targets = prepare()
-            return self._run(inputs, targets, train, align)
-        except BaseException as error:
-            if self.guard is not None:
-                self.guard.fail(error)
-            raise
+            yield
+        except BaseException as error:  # noqa: BLE001 - also an interrupt must free the other ranks
+            self.guard.fail(error)
 
-    def _run(self, inputs: Any, targets: Any, train: bool, align: bool) -> RankResult:
+    def _run(self, inputs: Any, targets: Any, *, train: bool, align: bool = False) -> RankResult:
         if self.is_first and inputs is None:
             raise ConfigError(f"rank {self.group.rank} holds stage 0 and got no batch; pass it to step() on this rank")
         shapes = self._agree_on_shapes(inputs, train)
@@ -356,7 +362,7 @@ def _as_stage(module: nn.Module) -> PipelineStage:
     return module if isinstance(module, PipelineStage) else PipelineStage(module)
 
 
-def _device(stages: Any) -> torch.device:
+def _device(stages: Iterable[nn.Module]) -> torch.device:
     for stage in stages:
         for tensor in (*stage.parameters(), *stage.buffers()):
             return tensor.device

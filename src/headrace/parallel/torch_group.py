@@ -20,7 +20,7 @@ from headrace.parallel.torch_stage import Tie
 class Group:
     """The ranks of one pipeline. `rank` counts within it; `device` is where its messages live (NCCL wants a GPU)."""
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         """Wrap a process group; None is all processes."""
         if not dist.is_initialized():
             raise ConfigError(
@@ -32,7 +32,8 @@ class Group:
         self.size = dist.get_world_size(group)
         if self.rank < 0:
             raise ConfigError(f"process {dist.get_rank()} is not a member of the pipeline's group; pass its own group")
-        self.device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+        on_gpu = dist.get_backend(group) == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def global_rank(self, rank: int) -> int:
         """The rank among all processes."""

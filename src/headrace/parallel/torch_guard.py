@@ -8,7 +8,6 @@ import sys
 from typing import NoReturn
 
 import msgspec
-import torch
 import torch.distributed as dist
 
 from headrace.errors import WorkerDied
@@ -26,11 +25,11 @@ class FailureGuard:
     Every process makes one at the same time. `position` is where this rank stands, written by the engine.
     """
 
-    def __init__(self, position: Position, device: torch.device, silence: float) -> None:
+    def __init__(self, position: Position, silence: float) -> None:
         """Start the hub on the first process, and a watchdog on each."""
         self.position = position
         self.failed: WorkerDied | None = None
-        world = Group(None, device)
+        world = Group(None)
         self.rank = world.rank
         self._hub = Hub(_own_host(), silence) if world.rank == 0 else None
         where = self._hub.address if self._hub else None
@@ -56,10 +55,11 @@ class FailureGuard:
         if isinstance(error, WorkerDied) or self._dog is None:
             self.failed = error if isinstance(error, WorkerDied) else WorkerDied(str(error))
             raise error
-        failure = self._dog.wait_for_news(ECHO_WAIT if looks_like_transport(error) else 0.0)
-        if failure is not None and failure.rank != self.rank:
-            self.failed = self._news(failure)
-            raise self.failed from error
+        if looks_like_transport(error):  # mostly the echo of another rank's failure
+            failure = self._dog.wait_for_news(ECHO_WAIT)
+            if failure is not None and failure.rank != self.rank:
+                self.failed = self._news(failure)
+                raise self.failed from error
         self._dog.report(f"{type(error).__name__}: {error}")
         self.failed = WorkerDied(f"rank {self.rank} failed at {self.position}: {error}")
         raise error

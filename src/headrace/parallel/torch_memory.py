@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headrace.parallel.costs import StageCosts
 from headrace.parallel.torch_batch import Batch, LossFunction
 from headrace.parallel.torch_pipeline import Pipeline
 from headrace.parallel.torch_stage import Layers, split_model
@@ -106,7 +107,9 @@ def compare_recompute(
     found: list[tuple[int, float]] = []
     for recompute in (False, True):
         stages = split_model(model, num_layers_per_stage, recompute=recompute)
-        pipeline = Pipeline(stages, num_microbatches, schedule, loss_fn, keep_outputs=False)
+        # Costs, so that the order of actions, and with it the peak, does not depend on how fast this machine is today.
+        costs = StageCosts.uniform(len(stages))
+        pipeline = Pipeline(stages, num_microbatches, schedule, loss_fn, costs=costs, keep_outputs=False)
         batch, target = make_batch()
         pipeline.step(batch, target)  # makes the gradients, so that they are not counted below, and warms up
         seconds: list[float] = []

@@ -207,30 +207,30 @@ class _Runtime(torch_schedules._PipelineScheduleRuntime):
 class Engine:
     """One rank's stages under torch's runtime.
 
-    `train` and `evaluate` are lowered, proved schedules. `loss(output, target_entry)` gives a microbatch's scaled loss;
-    a target entry is whatever `step` is given for that microbatch.
+    `lists` are lowered, proved schedules. `position` is kept up to date while a step runs. `loss(output, target_entry)`
+    gives a microbatch's scaled loss; a target entry is whatever `step` is given for that microbatch.
     """
 
     def __init__(
         self,
         modules: dict[int, nn.Module],
-        train: Schedule,
-        evaluate: Schedule,
+        lists: tuple[Schedule, Schedule],
         loss: Callable[[Any, Any], Tensor],
         group: dist.ProcessGroup | None,
-        device: torch.device,
+        recorder: Recorder,
     ) -> None:
-        """Make torch's stages and runtime; opens no connection yet."""
+        """Make torch's stages and runtime; opens no connection yet. `lists` are for training and evaluation."""
         if missing := check_interface():
             raise InternalError("torch's pipeline runtime has changed: " + "; ".join(missing))
-        self.rank = dist.get_rank(group)
+        self.rank = recorder.rank
         self.position = Position()
-        self.recorder = Recorder(self.rank, device)
-        self.train, self.evaluate, self.loss = train, evaluate, loss
-        self.stages = [_Stage(module, index, train, device, group) for index, module in sorted(modules.items())]
+        self.recorder = recorder
+        self.train, self.evaluate = lists
+        self.loss = loss
+        self.stages = [_Stage(module, s, self.train, recorder.device, group) for s, module in sorted(modules.items())]
         for stage in self.stages:
-            stage.recorder = self.recorder
-        runtime = _Runtime(self.stages, train.num_microbatches, loss_fn=loss, scale_grads=False)
+            stage.recorder = recorder
+        runtime = _Runtime(self.stages, self.train.num_microbatches, loss_fn=loss, scale_grads=False)
         self.runtime: Any = runtime
         self._prepare(runtime)
 
@@ -245,7 +245,6 @@ class Engine:
         self._rows: dict[bool, Any] = {}
         for training, schedule in ((True, self.train), (False, self.evaluate)):
             lists = {r: [parse(str(a)) for a in row] for r, row in enumerate(schedule.rows)}
-            lists[self.rank] = WatchedRow(lists[self.rank], self.position, schedule.rows[self.rank])
             self._rows[training] = lists
 
     def set_shapes(self, boundaries: Sequence[Boundaries]) -> None:
@@ -258,7 +257,9 @@ class Engine:
         runtime = self.runtime
         runtime._has_backward = train
         runtime._loss_fn = self.loss if targets is not None else None
-        runtime.pipeline_order_with_comms = self._rows[train]
+        row = (self.train if train else self.evaluate).rows[self.rank]
+        watched = WatchedRow(self._rows[train][self.rank], self.position, row)
+        runtime.pipeline_order_with_comms = {**self._rows[train], self.rank: watched}
         for pending in (runtime.fwd_recv_ops, runtime.bwd_recv_ops):
             pending.clear()
         for stage in self.stages:

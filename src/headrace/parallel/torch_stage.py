@@ -10,7 +10,7 @@ carried through the stages between as one more output: `carry=1` says that the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -189,14 +189,15 @@ class Tie:
         return tuple(dict.fromkeys(stage for stage, _ in self.places))
 
 
-def find_ties(stages: Iterable[nn.Module]) -> tuple[Tie, ...]:
+def find_ties(stages: Iterable[nn.Module] | Mapping[int, nn.Module]) -> tuple[Tie, ...]:
     """Parameters that are the same object in more than one stage, such as an embedding and its head.
 
     In one process they simply share; across ranks each stage has a copy, and the copies stay equal only if their
     gradients are added up.
     """
     places: dict[int, list[tuple[int, str]]] = {}
-    for index, stage in enumerate(stages):
+    numbered = cast(Mapping[int, nn.Module], stages).items() if isinstance(stages, Mapping) else enumerate(stages)
+    for index, stage in numbered:
         for name, parameter in stage.named_parameters():
             places.setdefault(id(parameter), []).append((index, name))
     return tuple(Tie(tuple(where)) for where in places.values() if len({stage for stage, _ in where}) > 1)

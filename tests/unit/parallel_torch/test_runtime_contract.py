@@ -12,10 +12,12 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage as TorchStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from headrace.parallel import Action, Kind, build_schedule, schedules
+from headrace.errors import ConfigError
+from headrace.parallel import Action, Kind, Schedule, build_schedule, schedules
 from headrace.parallel.action import overlap
 from headrace.parallel.lower import lower
 from headrace.parallel.torch_distributed import DistributedPipeline, proved
+from headrace.parallel.torch_pipeline import Pipeline
 from headrace.parallel.torch_record import Position, WatchedRow
 from headrace.parallel.torch_runtime import check_interface
 from headrace.parallel.torch_stage import PipelineStage
@@ -107,8 +109,6 @@ def test_one_rank_of_several_stages(alone: None) -> None:
     """The engine on one process: no communication, and buffers that are gone after their use."""
     stages = [PipelineStage(nn.Linear(2, 2).double()) for _ in range(2)]
     schedule = "0F0,1F0,0F1,1F1,1I0,0I0,1W0,0W0,1B1,0B1\n"
-    from headrace.parallel import Schedule
-
     pipeline = DistributedPipeline(stages, 2, Schedule.from_csv(schedule), nn.functional.mse_loss)
     batch = torch.randn(4, 2, dtype=torch.float64)
     loss = nn.functional.mse_loss(stages[1](stages[0](batch)), torch.zeros_like(batch)).detach()
@@ -123,6 +123,44 @@ def test_one_rank_of_several_stages(alone: None) -> None:
     timeline = pipeline.timeline()
     assert [str(s.action) for s in timeline.spans] == schedule.strip().split(",")
     pipeline.close()
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("rows", ["0F0,1F0,1B0,0B0", "0F0,1F0,1I0,0I0,1W0,0W0"])
+def test_frozen_stages(alone: None, frozen: int, rows: str) -> None:
+    """A stage without a trainable parameter: the first sends no gradient on, a later one lets gradients through."""
+    stages = [PipelineStage(nn.Linear(2, 2)) for _ in range(2)]
+    stages[frozen].requires_grad_(False)
+    trained = stages[1 - frozen]
+    batch = torch.randn(3, 2)
+    loss = nn.functional.mse_loss(stages[1](stages[0](batch)), torch.zeros(3, 2))
+    wanted = torch.autograd.grad(loss, list(trained.parameters()))
+    for pipeline in (
+        DistributedPipeline(stages, 1, Schedule.from_csv(rows), nn.functional.mse_loss),
+        Pipeline(stages, 1, Schedule.from_csv(rows), nn.functional.mse_loss),
+    ):
+        trained.zero_grad()
+        pipeline.step(batch, torch.zeros(3, 2))
+        assert all(torch.allclose(p.grad, g) for p, g in zip(trained.parameters(), wanted, strict=True))  # type: ignore[arg-type]
+        assert all(p.grad is None for p in stages[frozen].parameters())
+
+
+def test_compiled_stages_do_not_split(alone: None) -> None:
+    stages = [PipelineStage(torch.compile(nn.Linear(2, 2), backend="eager"))]  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"torch.compile cannot put off"):
+        DistributedPipeline(stages, 1, Schedule.from_csv("0F0,0I0,0W0"), nn.functional.mse_loss)
+    DistributedPipeline(stages, 1, Schedule.from_csv("0F0,0B0"), nn.functional.mse_loss).close()
+
+
+def test_local_stages_only(alone: None) -> None:
+    """A mapping names the stages; ties between local stages are found under their numbers."""
+    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    last.weight = first.weight
+    pipeline = DistributedPipeline({0: first, 1: last}, 1, Schedule.from_csv("0F0,1F0,1B0,0B0"), nn.functional.mse_loss)
+    pipeline.step(torch.ones(1, 2), torch.zeros(1, 2))
+    assert len(list(pipeline.parameters())) == 3
+    wanted = torch.autograd.grad(nn.functional.mse_loss(last(first(torch.ones(1, 2))), torch.zeros(1, 2)), first.weight)
+    assert torch.allclose(first.weight.grad, wanted[0])  # type: ignore[arg-type]
 
 
 def test_proved_gives_both_lists() -> None:
