@@ -195,28 +195,20 @@ class SampleRecord:
     __slots__ = ("_meta", "_row", "payload")
 
     def __init__(self, meta: SampleMeta, payload: Any) -> None:
-        self._meta: SampleMeta | None = meta
-        self._row: tuple[Block, int] | None = None
-        self.payload = payload
-
-    @classmethod
-    def from_row(cls, block: Block, row: int, payload: Any) -> SampleRecord:
-        """Row `row` of a block, as a record."""
-        record = cls.__new__(cls)
-        record._meta, record._row, record.payload = None, (block, row), payload
-        return record
+        self._meta, self.payload = meta, payload
 
     @property
     def meta(self) -> SampleMeta:
         """Where the record comes from."""
-        if self._meta is None:
-            assert self._row is not None
-            self._meta, self._row = meta_of_row(*self._row), None
-        return self._meta
+        try:
+            return self._meta
+        except AttributeError:
+            self._meta = meta_of_row(*self._row)
+            return self._meta
 
     @meta.setter
     def meta(self, meta: SampleMeta) -> None:
-        self._meta, self._row = meta, None
+        self._meta = meta
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampleRecord):
@@ -230,6 +222,15 @@ class SampleRecord:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SampleRecord, (self.meta, self.payload)
+
+
+class _RowRecord(SampleRecord):
+    """A record of a block's row, whose `meta` is not known yet. Built once a row: the constructor is all that counts."""
+
+    __slots__ = ()
+
+    def __init__(self, block: Block, row: int, payload: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.payload, self._row = payload, (block, row)
 
 
 class SampleBatch:
@@ -343,8 +344,7 @@ def _compact_column(column: Column) -> Column:
 
 def records_from_block(block: Block) -> list[SampleRecord]:
     """One record per row."""
-    make = SampleRecord.from_row
-    return [make(block, row, payload) for row, payload in enumerate(_payloads(block))]
+    return [_RowRecord(block, row, payload) for row, payload in enumerate(_payloads(block))]
 
 
 def meta_of_row(block: Block, row: int) -> SampleMeta:

@@ -144,8 +144,8 @@ def interleave(parts: Sequence[Block], order: Ints) -> Block:
     for name in columns[0] or {}:
         same = [c[name] for c in columns if c is not None]
         if all(isinstance(c, Text) for c in same):
-            data, offsets = _scatter([(c.data, c.offsets) for c in same], order)  # type: ignore[union-attr]
-            merged[name] = Text(data, offsets)
+            rows = [row for c in same for row in c.to_views()]  # type: ignore[union-attr]
+            merged[name] = Text.from_bytes([rows[i] for i in order.tolist()])
         elif all(isinstance(c, Ragged) for c in same):
             merged[name] = Ragged(*_scatter([(c.values, c.offsets) for c in same], order))  # type: ignore[union-attr]
         else:
