@@ -64,6 +64,7 @@ class Consumer:
             lane: LaneProgress(start[lane], producer.sources(lane), producer.released(lane))
             for lane in self.topology.computed
         }
+        self._numbers = {lane: self.topology.taken(position, lane) for lane in self.topology.computed}
         self._local: deque[tuple[Turn, Message]] = deque()
         self._over = False
 
@@ -93,6 +94,7 @@ class Consumer:
             progress.passed(message)
             return False
         progress.took()
+        self._numbers[turn.lane] = turn.number + 1
         if not turn.mine:
             return False
         self.position = self.topology.after(self.position, turn)
@@ -105,15 +107,19 @@ class Consumer:
         return {lane: progress.state() for lane, progress in self._progress.items()}
 
     def _catch_up(self) -> None:
-        while True:
-            try:
+        """Follow the batches before this rank's position. What an engine that has failed cannot tell is counted instead."""
+        try:
+            while True:
                 turn, message = self._pull()
-            except StopIteration:
-                return
-            if self.topology.number(turn) >= self.position:
-                self._local.appendleft((turn, message))
-                return
-            self._account(turn, message)
+                if self.topology.number(turn) >= self.position:
+                    self._local.appendleft((turn, message))
+                    return
+                self._account(turn, message)
+        except StopIteration:
+            return
+        except Exception:  # noqa: BLE001  whatever ended the engine: the loop raises it, a checkpoint need not
+            for lane, progress in self._progress.items():
+                progress.passed_over(self.topology.taken(self.position, lane) - self._numbers[lane])
 
     def deliver(self, origin: Origin, tokens: int) -> None:
         """Count a batch that goes to the loop."""

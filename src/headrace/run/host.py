@@ -87,18 +87,23 @@ class HostedFunction:
         """Up to about `most` messages, at least one unless the run is over."""
         packet = Packet()
         try:
-            packet.messages = [(turn, _portable(message)) for turn, message in self._engine.take()]
+            packet.messages = [(turn, portable(message)) for turn, message in self._engine.take()]
         except Finished:
             packet.finished = True
-        for lane in self._engine.topology.computed:
-            self._tell(lane, packet)
+        tell(self._engine, packet)
         now = time.perf_counter()
         if packet.finished or now - self._then > SUMMARY_S:
             self._then, packet.summary = now, self._engine.summary()
         return packet
 
-    def _tell(self, lane: int, packet: Packet) -> None:
-        engine = self._engine
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+
+def tell(engine: Engine, packet: Packet) -> None:
+    """Add what the other side needs beside the messages and has not been told, and forget it here."""
+    for lane in engine.topology.computed:
         sources, released = engine.sources(lane), engine.released(lane)
         packet.drawn[lane] = engine.drawn(lane)
         packet.sources[lane] = {chunk: sources[chunk] for chunk in list(sources)}
@@ -109,25 +114,56 @@ class HostedFunction:
             for at in list(released)[:-KEPT_INTERVALS]:
                 del released[at]
 
-    def close(self) -> None:
-        """End the engine."""
-        self._engine.close()
 
-
-def _portable(message: Message) -> Message:
+def portable(message: Message) -> Message:
+    """A message as it crosses to another process: without the rest of the arrays that it is a view of."""
     return compact(message) if isinstance(message, Block) else message
 
 
-class HostedEngine:
-    """The parent's side: a producer like `Engine`, fed by the child."""
+class RemoteEngine:
+    """A producer like `Engine`, fed with the packets of one that runs in another process: what they have told so far."""
+
+    def __init__(self, topology: Topology, start: Mapping[int, LaneState]) -> None:
+        self.topology = topology
+        self._sources = {lane: dict(start[lane].sources) for lane in topology.computed}
+        self._released: dict[int, dict[int, list[Span]]] = {lane: {} for lane in topology.computed}
+        self._drawn: dict[int, int] = dict.fromkeys(topology.computed, 0)
+        self._summary = EngineSummary()
+
+    def _received(self, packet: Packet) -> deque[tuple[Turn, Message]]:
+        """The messages of a packet; `Finished` after the last."""
+        for lane in self.topology.computed:
+            self._sources[lane].update(packet.sources.get(lane, {}))
+            self._released[lane].update(packet.released.get(lane, {}))
+        self._drawn.update(packet.drawn)
+        self._summary = packet.summary or self._summary
+        if packet.finished:
+            raise Finished
+        return deque(packet.messages)
+
+    def sources(self, lane: int) -> dict[int, dict[str, Any]]:
+        """The work source's states, as the other side last told them."""
+        return self._sources[lane]
+
+    def released(self, lane: int) -> dict[int, list[Span]]:
+        """Orders of release, as the other side last told them."""
+        return self._released[lane]
+
+    def drawn(self, lane: int) -> int:
+        """Chunks handed out, as the other side last told."""
+        return self._drawn[lane]
+
+    def summary(self) -> EngineSummary:
+        """The other side's counts, at most a quarter of a second old while it hands batches over."""
+        return self._summary
+
+
+class HostedEngine(RemoteEngine):
+    """The parent's side of `mtp_mode`."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec.topology, spec.start)
         self._spec = replace(spec, options=spec.options.updated(mtp_mode=False, progress=False))
-        self.topology = spec.topology
-        self._sources = {lane: dict(spec.start[lane].sources) for lane in spec.topology.computed}
-        self._released: dict[int, dict[int, list[Span]]] = {lane: {} for lane in spec.topology.computed}
-        self._drawn: dict[int, int] = dict.fromkeys(spec.topology.computed, 0)
-        self._summary = EngineSummary()
         self._executor: Executor | None = None
         self._stream: Iterator[Packet] | None = None
 
@@ -139,31 +175,7 @@ class HostedEngine:
     def take(self) -> deque[tuple[Turn, Message]]:
         """What the child has ready."""
         assert self._stream is not None
-        packet = next(self._stream)
-        for lane in self.topology.computed:
-            self._sources[lane].update(packet.sources.get(lane, {}))
-            self._released[lane].update(packet.released.get(lane, {}))
-        self._drawn.update(packet.drawn)
-        self._summary = packet.summary or self._summary
-        if packet.finished:
-            raise Finished
-        return deque(packet.messages)
-
-    def sources(self, lane: int) -> dict[int, dict[str, Any]]:
-        """The work source's states, as the child last told them."""
-        return self._sources[lane]
-
-    def released(self, lane: int) -> dict[int, list[Span]]:
-        """Orders of release, as the child last told them."""
-        return self._released[lane]
-
-    def drawn(self, lane: int) -> int:
-        """Chunks handed out, as the child last told."""
-        return self._drawn[lane]
-
-    def summary(self) -> EngineSummary:
-        """The child's counts, at most a quarter of a second old while it hands batches over."""
-        return self._summary
+        return self._received(next(self._stream))
 
     def close(self) -> None:
         """End the child."""

@@ -21,7 +21,12 @@ class PipelineIterator(Iterator[Any]):
         self._on_close, self._batched = on_close, batched
         self._bar: Any = None
         self.digests: DigestLog | None = None
-        consumer.producer.start()
+        try:
+            consumer.producer.start()
+        except BaseException:
+            self.closed = True
+            consumer.producer.close()
+            raise
         if progress:
             from headrace.observe.bar import ProgressBar
 

@@ -39,6 +39,12 @@ class LaneProgress:
                 del self._released[position]
         self._taken += 1
 
+    def passed_over(self, batches: int) -> None:
+        """Batches that other groups delivered, and of which the engine can say nothing any more: counted from the last cut."""
+        if batches > 0:
+            self.took()
+            self._taken += batches - 1
+
     def _chunks_needed(self) -> set[int]:
         if self._cut is None:
             return {self._start.chunk, *self._start.sources}
