@@ -67,6 +67,8 @@ class RuntimeOptions:
         aggregate_dir (a folder or object-store URL that all ranks see) or aggregate_store ("torch://", "torch://host:port"):
             `checkpoint()` then gathers on rank 0 and returns the state of all ranks on each. `run_id` keeps runs apart;
             aggregate_timeout_s, aggregate_serializer, aggregate_compressor.
+        share: "node" runs one engine for all ranks of a node; `local_rank` and `local_world_size` say which of how many this
+            one is, and come from LOCAL_RANK and LOCAL_WORLD_SIZE where they are not given.
     """
 
     runner: Runner | None = None
@@ -111,6 +113,10 @@ class RuntimeOptions:
     dp_group_id: int | None = None
     canonical_replicas: int | None = None
     mapping_strategy: Mapping_ = "interleaved"
+    # one engine for the ranks of a node
+    share: Literal["node"] | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
     # the documented collective form of checkpoint()
     aggregate_dir: str | None = None
     aggregate_store: str | None = None
@@ -231,6 +237,7 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "on_error": get_args(OnError),
     "ipc_transport": get_args(IpcTransport),
     "mapping_strategy": get_args(Mapping_),
+    "share": (None, "node"),
     "aggregate_serializer": ("msgpack", "json"),
     "aggregate_compressor": ("zstd", "none"),
 }
@@ -254,6 +261,8 @@ _AT_LEAST: Final = {
     "dp_degree": 1,
     "dp_group_id": 0,
     "canonical_replicas": 1,
+    "local_rank": 0,
+    "local_world_size": 1,
 }
 _FLAGS: Final = ("deterministic", "progress", "digest", "mtp_mode", "mtp_auto_checkpoint", "shm_enabled")
 

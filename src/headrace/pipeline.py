@@ -35,10 +35,11 @@ from headrace.ops.tokenize import Tokenize
 from headrace.options import OnError, RuntimeOptions
 from headrace.run.aggregate import Aggregation, Codec
 from headrace.run.board import Board, open_board
-from headrace.run.consumer import Consumer
+from headrace.run.consumer import Consumer, Producer
 from headrace.run.digest import DigestLog
 from headrace.run.host import EngineSpec, HostedEngine
 from headrace.run.iteration import PipelineIterator
+from headrace.run.node_client import NodeEngine
 from headrace.run.sample import sample_before
 from headrace.work import WorkSource
 
@@ -288,13 +289,19 @@ class Pipeline:
         self._pending = None
         plan = self.plan()
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
-        producer = HostedEngine(spec) if self._options.mtp_mode else spec.build()
-        consumer = Consumer(producer, start, position)
+        consumer = Consumer(self._producer(spec), start, position)
         iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
         if self._options.digest:
             iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
         self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
         return iterator
+
+    def _producer(self, spec: EngineSpec) -> Producer:
+        """The engine here, in a process of its own, or shared by the ranks of this node."""
+        if self._options.share == "node":
+            state = ckpt.assemble(self.recipe(), spec.topology.lanes, spec.position, spec.start)
+            return NodeEngine(spec, state)
+        return HostedEngine(spec) if self._options.mtp_mode else spec.build()
 
     @property
     def _running(self) -> PipelineIterator | None:
@@ -444,6 +451,11 @@ class Pipeline:
         """A copy for one of several loader workers: it delivers batches `part`, `part + parts`, ... of this rank, counted from
         the beginning of the run. It starts where this pipeline would, or from the beginning.
         """
+        if self._options.share is not None:
+            raise ConfigError(
+                f"share={self._options.share!r} with loader workers: the engine is shared by ranks, not by their workers; use "
+                "num_workers=0"
+            )
         copied = copy.copy(self)
         copied._iterator, copied._last, copied._part, copied.elsewhere = None, None, (part, parts), None
         copied._pending = None if anew else self._pending
