@@ -21,6 +21,7 @@ import resource
 import subprocess
 import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -143,6 +144,14 @@ def joblib(work: Workload, items: Iterable[Any], batch: Any) -> Iterator[Any]:
     yield from parallel(delayed(work.one)(item) for item in items)
 
 
+def stand_in_for_pkg_resources() -> None:
+    """pypeln's dependency asks it for a version; setuptools no longer has it."""
+    module: Any = types.ModuleType("pkg_resources")
+    module.get_distribution = lambda name: types.SimpleNamespace(version=name)
+    module.DistributionNotFound = LookupError
+    sys.modules.setdefault("pkg_resources", module)
+
+
 def pypeln(work: Workload, items: Iterable[Any]) -> Iterator[Any]:
     import pypeln as pl
 
@@ -208,6 +217,8 @@ SKIPPED = {("W3", "joblib 100"), ("W3", "Pool.imap chunk 1"), ("W1", "headrace t
 def prepare(config: str) -> None:
     """Import what the configuration needs: nobody's imports are timed."""
     word = config.split()[0]
+    if word == "pypeln":
+        stand_in_for_pkg_resources()
     modules = {"headrace": "headrace.steps.pipeline", "torch": "torch.utils.data", "Pool.imap": "multiprocessing.pool"}
     modules |= {"Pool.imap_unordered": "multiprocessing.pool", "concurrent.futures": "concurrent.futures.process"}
     modules |= {"mpire": "mpire", "joblib": "joblib", "pypeln": "pypeln"}

@@ -404,6 +404,23 @@ def test_results_kept_by_the_consumer_stay_as_they_are(processes: Callable[..., 
     assert all((part == k).all() for k, part in kept)
 
 
+def test_results_without_a_copy_are_read_only_and_stay_as_they_are(processes: Callable[..., Executor]) -> None:
+    executor = processes(np.array, slab_bytes=4 << 20, zero_copy=True)
+    kept = []
+    for k, out in enumerate(ordered_map(executor, (np.full(30_000, k) for k in range(150)), 4)):
+        if out.flags.owndata is False and k % 3 == 0:
+            kept.append((k, out[3:]))
+    assert all((part == k).all() for k, part in kept) and len(kept) == 50
+    assert not kept[0][1].flags.writeable
+
+
+def test_large_inputs_with_small_results_do_not_pile_up_in_one_message(processes: Callable[..., Executor]) -> None:
+    executor = processes(len)
+    executor.submit(Batch("b", [bytes(1000)] * 10, 10))
+    (part,) = executor.completed(HANG)
+    assert part.values == [1000] * 10 and part.nbytes >= 1000
+
+
 SCRIPT = """
 import os, signal, sys, time
 import numpy as np

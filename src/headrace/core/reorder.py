@@ -134,7 +134,7 @@ class Batch:
     """Inputs that travel together. `key` is the owner's name for them and comes back with each result.
 
     `items` is a sequence, or bytes that only a worker can read (`count` says how many items are in them).
-    `first` is the index of the first item in the whole input. Only workers of `group` may run the batch, and only
+    `first` is the index of the first item in the whole input, `item_bytes` what an item weighed when it was sent. Only workers of `group` may run the batch, and only
     `worker` if it is given.
     """
 
@@ -144,6 +144,7 @@ class Batch:
     first: int = 0
     group: int = 0
     worker: int | None = None
+    item_bytes: float = 0.0
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class Part:
     values: list[Any]
     failure: Failure | None = None
     seconds: float = 0.0  # of work
-    nbytes: int = 0  # of the results, where they were sent
+    nbytes: int = 0  # of the items or of the results, whichever is more; 0 where nothing is sent
     report: Any = None
 
 
@@ -66,7 +66,7 @@ class WorkerStatistics:
     batches: int = 0
     busy: float = 0.0  # seconds, summed over workers
     bytes_in: int = 0  # from workers
-    bytes_out: int = 0  # to workers, without what went through shared memory
+    bytes_out: int = 0  # to workers
     slab_hits: int = 0
     slab_misses: int = 0
     retries: int = 0
@@ -93,6 +93,7 @@ class ExecutorConfig:
     hand_back: bool = True  # a worker gives up the rest of a batch that turns out slow
     slab_bytes: int = SLAB_BYTES  # shared memory for large arrays, per worker and direction
     keep_memory: bool = True  # see shm.keep_memory
+    zero_copy: bool = False  # large arrays of results are read-only views of shared memory
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, here rather than in a worker."""

@@ -169,7 +169,9 @@ class ProcessExecutor:
             except Exception as error:  # noqa: BLE001 (whatever pickling a user's item raises)
                 self._unsendable(worker, piece, error)
                 continue
-            self._stats.bytes_out += sum(len(part) for part in parts)
+            nbytes = wire.frame_bytes(parts)
+            batch.item_bytes = nbytes / (batch.count if packed else len(piece))
+            self._stats.bytes_out += nbytes
             self._stats.batches += 1
             if not supervise.post(child, parts):
                 self._selector.modify(child.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, child)
@@ -209,7 +211,8 @@ class ProcessExecutor:
             failure = unpack(packed)
             failure.worker = child.name
             failure.item = self._describe(batch, start + frame.a - 1) or failure.item
-        part = Part(batch.key, start, frame.a, values, failure, frame.seconds, frame.nbytes, report)
+        nbytes = int(max(frame.nbytes, batch.item_bytes * frame.a))
+        part = Part(batch.key, start, frame.a, values, failure, frame.seconds, nbytes, report)
         if frame.a:
             self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a))
         self._parts.append(part)
@@ -271,7 +274,7 @@ class ProcessExecutor:
 
     def _start(self, index: int) -> supervise.Child:
         config = self._config
-        child = supervise.start_child(index, self._recycler, config.slab_bytes)
+        child = supervise.start_child(index, None if config.zero_copy else self._recycler, config.slab_bytes)
         self._begun[index] = 0
         self._seen[index] = (0, time.monotonic())
         settings = {

@@ -53,8 +53,11 @@ class Child:
         return f"worker {self.index} (pid {self.process.pid})"
 
 
-def start_child(index: int, recycler: Recycler, slab_bytes: int = SLAB_BYTES) -> Child:
-    """Start a fresh interpreter that serves `worker.main` on a socket pair."""
+def start_child(index: int, recycler: Recycler | None, slab_bytes: int = SLAB_BYTES) -> Child:
+    """Start a fresh interpreter that serves `worker.main` on a socket pair.
+
+    Large arrays that come back are copied into memory of `recycler`, or leased where they lie if there is none.
+    """
     arena = create_arena(slab_bytes)
     ours, theirs = socket.socketpair()
     line, their_line = socket.socketpair()
@@ -75,7 +78,15 @@ def start_child(index: int, recycler: Recycler, slab_bytes: int = SLAB_BYTES) ->
     ours.setblocking(False)
     reader = SlabReader(arena.slab(1)) if arena.pages else None
     writer = SlabWriter(arena.slab(0)) if arena.pages else None
-    return Child(index, process, ours, line, arena, writer, wire.Inbox(reader, recycler.copy))
+    return Child(
+        index,
+        process,
+        ours,
+        line,
+        arena,
+        writer,
+        wire.Inbox(reader, recycler.copy if recycler is not None else None, writable=False),
+    )
 
 
 def _program(fds: tuple[int, int, int], pages: int) -> list[str]:

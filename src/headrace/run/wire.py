@@ -59,8 +59,11 @@ class Frame:
 class Inbox:
     """How buffers that lie in a slab become arrays here: leased (no copy), or copied by `copy` and let go of."""
 
-    def __init__(self, reader: SlabReader | None, copy: Callable[[memoryview], Any] | None = None) -> None:
-        """Read from `reader`; `copy=None` leases."""
+    def __init__(
+        self, reader: SlabReader | None, copy: Callable[[memoryview], Any] | None = None, *, writable: bool = True
+    ) -> None:
+        """Read from `reader`; `copy=None` leases, `writable` or not."""
+        self._writable = writable
         self._reader = reader
         self._copy = copy
 
@@ -68,7 +71,9 @@ class Inbox:
         """The buffer of an array."""
         assert self._reader is not None
         if self._copy is None:
-            return self._reader.lease(offset, size)
+            array = self._reader.lease(offset, size)
+            array.flags.writeable = self._writable
+            return array
         array = self._copy(self._reader.view(offset, size))
         self._reader.release(offset)
         return array
@@ -176,6 +181,13 @@ def encode(head: Head, value: Any, slab: SlabWriter | None) -> list[Bytes]:
     if not table:
         return [start + body] if size < 4096 else [start, body]
     return [start + b"".join(table), body, *tail]
+
+
+def frame_bytes(parts: list[Bytes]) -> int:
+    """How much an encoded frame carries, through the socket and through the slab."""
+    head = HEADER.unpack_from(parts[0])
+    table = (BUFFER.unpack_from(parts[0], HEADER.size + n * BUFFER.size) for n in range(head[2]))
+    return head[7] + sum(size for _, size in table)
 
 
 def parse(data: memoryview, inbox: Inbox) -> tuple[Frame, int] | int:

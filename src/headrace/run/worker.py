@@ -7,6 +7,7 @@ the kernel when the parent is gone, even in the middle of a step.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pickle
@@ -52,13 +53,29 @@ def die_with_parent(lifeline: int, parent: int) -> socket.socket:
     does. A closed descriptor says exactly what is meant, needs no thread here, and works while a step computes.
     """
     line = socket.socket(fileno=lifeline)
-    if sys.platform == "linux":
+    try:
+        if sys.platform != "linux":
+            raise OSError("no F_SETSIG")
         fcntl.fcntl(line, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError:  # another system, or a sandbox without it
+        _watch(line)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
     return line
+
+
+def _watch(line: socket.socket) -> None:
+    """The same by a thread, where the kernel cannot."""
+    import threading
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            line.recv(1)
+            os._exit(1)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 class Worker:

@@ -45,6 +45,7 @@ def config(settings: Settings) -> ExecutorConfig:
         timeout=settings.timeout,
         hand_back=settings.assign is None,
         slab_bytes=settings.slab_bytes,
+        zero_copy=settings.zero_copy,
     )
 
 

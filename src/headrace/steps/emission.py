@@ -41,7 +41,7 @@ class Emission:
         size = BatchSize()
         for items, seconds in batches(self.reader, size):
             parts = wire.encode(wire.Head(wire.ITEMS, b=len(items)), items, slab)
-            size.observe(len(items), seconds, sum(len(part) for part in parts))
+            size.observe(len(items), seconds, wire.frame_bytes(parts))
             wire.send(sock, parts)
             total += len(items)
         return total

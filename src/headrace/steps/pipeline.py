@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     seed: int | None
     max_pending: int
     slab_bytes: int
+    zero_copy: bool
     progress: bool
 
 
@@ -67,8 +68,9 @@ class Pipeline:
     * `assign`: "any", or a function from an item to its key: all items of a key go to one worker, in order.
     * `shuffle_buffer`, `seed`: shuffle the outputs of `map` and of iteration. With `seed`, `random` and `numpy.random`
       are also seeded for each item, so that random steps do not depend on the workers.
-    * `max_pending`: how many enqueued items may wait. `slab_bytes`: shared memory for large arrays, for each worker
-      and direction. `progress`: show a bar.
+    * `slab_bytes`: shared memory for large arrays, for each worker and direction. `zero_copy`: outputs are read-only views
+      of it instead of copies; views that are kept take up its room.
+    * `max_pending`: how many enqueued items may wait. `progress`: show a bar.
     """
 
     def __init__(self, steps: Iterable[Callable[[Any], Any]], **options: Unpack[Options]) -> None:

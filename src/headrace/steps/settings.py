@@ -38,6 +38,7 @@ class Settings:
     seed: int | None = None
     max_pending: int = 100_000
     slab_bytes: int = SLAB_BYTES
+    zero_copy: bool = False
     progress: bool = False
 
     def __post_init__(self) -> None:

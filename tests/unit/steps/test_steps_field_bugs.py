@@ -198,16 +198,27 @@ def tag(x: int) -> tuple[int, int]:
     return sleepy(x), os.getpid()
 
 
-def test_one_slow_item_does_not_hold_back_the_others_when_unordered() -> None:
-    with Pipeline([slow_first], num_workers=2, ordered=False) as pipeline:
+def test_one_slow_item_does_not_hold_back_the_others_when_unordered(tmp_path: Path) -> None:
+    with Pipeline([WaitsForOthers(str(tmp_path / "go"))], num_workers=2, ordered=False) as pipeline:
         outputs = list(pipeline.map(range(400)))
     assert sorted(outputs) == list(range(400))
-    assert outputs.index(0) > 300
+    assert outputs.index(0) > 250
 
 
-def slow_first(x: int) -> int:
-    time.sleep(1.0 if x == 0 else 0.0005)
-    return x
+class WaitsForOthers:
+    """Item 0 takes until item 300 is done, which is for ever if item 0 holds it back."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, x: int) -> int:
+        until = time.monotonic() + HANG
+        while x == 0 and not os.path.exists(self.path):
+            assert time.monotonic() < until, "item 300 never came"
+            time.sleep(0.001)
+        if x == 300:
+            Path(self.path).touch()
+        return x
 
 
 def test_outputs_are_bounded_while_nobody_takes_them() -> None:
@@ -220,6 +231,12 @@ def test_outputs_are_bounded_while_nobody_takes_them() -> None:
 
 def blob(_: int) -> bytes:
     return bytes(200_000)
+
+
+def test_large_inputs_with_small_outputs_travel_in_small_batches() -> None:
+    with Pipeline([len], num_workers=1) as pipeline:
+        assert list(pipeline.map(bytes(50_000) for _ in range(200))) == [50_000] * 200
+        assert pipeline.statistics().batch_size == (1,)
 
 
 def in_place(array: Any) -> Any:
