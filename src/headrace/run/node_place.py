@@ -67,7 +67,7 @@ def _whole(variable: str, option: str, given: int | None) -> int:
 def next_session(run_id: str) -> str:
     """A name for the next shared iteration of this run: equal on the ranks of one launch, if all iterate in the same order."""
     launch = [os.environ[name] for name in LAUNCHER if name in os.environ] or _parent()
-    return xxhash.xxh3_128_hexdigest("\0".join([run_id, str(next(_sessions[run_id])), *launch]).encode())
+    return xxhash.xxh3_64_hexdigest("\0".join([run_id, str(next(_sessions[run_id])), *launch]).encode())
 
 
 def _parent() -> list[str]:
