@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Text
 from headrace.core.stack import Stacked, padding_lengths, segment_starts, stack_rows
-from headrace.core.tokens import POSITIONS, TOKEN_FIELDS
+from headrace.core.tokens import HIDDEN, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError, DataError, PayloadTypeError, UnknownOptionError
 
 _LOSS_MASK: Final = "loss_mask"
@@ -97,6 +97,8 @@ class TrainingOptions:
             )
 
 
+_DEFAULTS: Final = TrainingOptions()
+_PLAIN: Final = frozenset({TOKEN_FIELDS[0], *HIDDEN})
 _KNOWN: Final = frozenset(option.name for option in fields(TrainingOptions))
 
 
@@ -107,6 +109,8 @@ def _cached_options(items: frozenset[tuple[str, Any]]) -> TrainingOptions:
 
 def parse_options(options: Mapping[str, Any]) -> TrainingOptions:
     """Options by name; an unknown name is an UnknownOptionError that says the nearest."""
+    if not options:
+        return _DEFAULTS
     for name in options:
         if name not in _KNOWN:
             raise UnknownOptionError("option of to_training", name, _KNOWN)
@@ -127,10 +131,25 @@ def to_training(block: Block, **options: Any) -> dict[str, Any]:
         batch.to_training(return_labels=True, mask_document_boundaries=True, return_cu_seqlens=True, flatten=True)
     """
     chosen = parse_options(options)
+    if (chosen is _DEFAULTS or chosen == _DEFAULTS) and (plain := _plain(block)) is not None:
+        return plain
     out = _Assembly(block, chosen).build() if len(block) else _nothing(chosen)
     if chosen.rename_fields:
         out = _rename(out, chosen, empty=not len(block))
     return _exclude(out, chosen) if chosen.exclude_fields else out
+
+
+def _plain(block: Block) -> dict[str, Any] | None:
+    """The usual batch with no option set: rows of one width, and no other field that shows. None for any other batch."""
+    columns = block.columns
+    if columns is None or not columns.keys() <= _PLAIN:
+        return None
+    tokens = columns.get(TOKEN_FIELDS[0])
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 2 or not len(tokens):
+        return None
+    values = tokens.astype(np.int64)
+    shown = _torch().from_numpy(values) if _torch_installed() else values
+    return {"ids": _ids(block), "texts": [""] * len(tokens), TOKEN_FIELDS[0]: shown}
 
 
 class _Assembly:
@@ -321,7 +340,7 @@ def _first_names(block: Block) -> frozenset[str]:
 def _ids(block: Block) -> list[tuple[int, int, int]]:
     origin = block.origin
     ids = origin.ids if origin.rows is None else origin.ids[origin.rows[:-1]]
-    return [(dataset, shard, row) for dataset, shard, row in ids[:, :3].tolist()]
+    return list(map(tuple, ids[:, :3].tolist()))  # type: ignore[arg-type]  three columns
 
 
 def _texts(block: Block) -> list[str]:

@@ -305,7 +305,8 @@ class Block:
     drops: tuple[Drop, ...] = field(default=())
 
     def __len__(self) -> int:
-        return len(self.origin)
+        rows = self.origin.rows
+        return len(self.origin.ids) if rows is None else len(rows) - 1
 
     def column(self, name: str) -> Column:
         """A field as a column; `MISSING` where a row lacks it. A dot path descends into nested mappings."""

@@ -68,7 +68,7 @@ def column_lengths(column: Column, rows: int) -> NDArray[np.int64] | None:
 def count_tokens(block: Block) -> int:
     """Tokens in the token field of a block, padding aside; 0 where it has none."""
     columns = block.as_columns()
-    name = find_tokens_field(columns)
+    name = TOKEN_FIELDS[0] if TOKEN_FIELDS[0] in columns else find_tokens_field(columns)
     if name is None:
         return 0
     column = columns[name]
