@@ -47,6 +47,13 @@ def test_rank_that_dies(tmp_path: Path, victim: int, how: str, schedule: str) ->
 
 
 @pytest.mark.slow
+def test_rank_of_another_replica_that_dies(tmp_path: Path) -> None:
+    """With data parallelism the other replica's ranks, tied to the dead one by a collective, learn of it too."""
+    by_hand("pp_kill.py", 4, str(tmp_path), "3", "kill", "zb-h1", "2d")
+    survivors(tmp_path, 4, 3)
+
+
+@pytest.mark.slow
 def test_stage_that_raises(tmp_path: Path) -> None:
     """The rank itself raises its own error; the others say what it was."""
     by_hand("pp_kill.py", 4, str(tmp_path), "2", "raise", "1f1b")

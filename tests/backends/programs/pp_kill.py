@@ -1,6 +1,6 @@
 """One rank fails in the middle of a step; the others write down what they learned, and when.
 
-Usage: pp_kill.py OUT RANK HOW SCHEDULE, with HOW one of kill, raise, stop, exit.
+Usage: pp_kill.py OUT RANK HOW SCHEDULE [2d], with HOW one of kill, raise, stop, exit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from headrace.errors import HeadraceError
 from headrace.parallel.builders.registry import recipe
@@ -23,6 +25,7 @@ from headrace.parallel.torch_distributed import DistributedPipeline, RunOptions
 from headrace.parallel.torch_stage import PipelineStage
 
 OUT, VICTIM, HOW, SCHEDULE = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+TWO_DIMENSIONS = len(sys.argv) > 5
 
 
 class Fragile(nn.Module):
@@ -55,8 +58,16 @@ class Fragile(nn.Module):
 def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
-    stages = [PipelineStage(Fragile()) for _ in range(world * recipe(SCHEDULE).chunks)]
-    options = RunOptions(silence=1.0 if HOW == "stop" else 15.0)
+    silence = 1.0 if HOW == "stop" else 15.0
+    options = RunOptions(silence=silence)
+    ranks = world
+    if TWO_DIMENSIONS:
+        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "pp"))
+        ranks = world // 2
+        options = RunOptions(
+            group=mesh["pp"].get_group(), wrap=lambda stage: fully_shard(stage, mesh=mesh["dp"]), silence=silence
+        )
+    stages = [PipelineStage(Fragile()) for _ in range(ranks * recipe(SCHEDULE).chunks)]
     pipeline = DistributedPipeline(stages, 4, SCHEDULE, nn.functional.mse_loss, options)
     try:
         for _ in range(3):
