@@ -141,6 +141,10 @@ class Paced(Executor, Protocol):
         """Whether work goes on while nobody calls."""
         ...
 
+    def ready(self) -> bool:
+        """Whether a worker could begin now; workers take a while to start. Does not wait."""
+        ...
+
     def free(self, group: int = 0) -> int:
         """Batches that workers of this group could take at once."""
         ...

@@ -31,6 +31,10 @@ class InlineExecutor:
         """Nothing happens unless somebody calls."""
         return False
 
+    def ready(self) -> bool:
+        """At once."""
+        return True
+
     def free(self, group: int = 0) -> int:
         """One batch at a time in each group."""
         return 0 if any(batch.group == group for batch, _ in self._queue) else 1

@@ -46,7 +46,7 @@ class ProcessExecutor:
         self._fatal: BaseException | None = None
         self._singly = 0  # inputs to be sent one by one, because one of them cannot be pickled
         self._watched: dict[Any, Callable[[], bool]] = {}
-        self._woken = False
+        self._woken = self._ready = False
         self._bell: tuple[socket.socket, socket.socket] = socket.socketpair()
         self._factories = {id(factory): wire.dumps(factory) for factory in config.seats}
         self._shut = weakref.finalize(self, _close, self._children, self._selector, self._bell, os.getpid())
@@ -64,6 +64,13 @@ class ProcessExecutor:
     def background(self) -> bool:
         """Processes work while nobody calls."""
         return True
+
+    def ready(self) -> bool:
+        """Whether a worker has loaded its function. Looks, and does not wait."""
+        if not self._ready:
+            self._poll(0.0)
+            self._check()
+        return self._ready
 
     def free(self, group: int = 0) -> int:
         """Batches that workers of this group could take at once."""
@@ -194,6 +201,7 @@ class ProcessExecutor:
             self._fatal = unpack(frame.decode()).raised()
             return
         if frame.kind != wire.ACK:
+            self._ready = self._ready or frame.kind == wire.READY
             return
         try:
             values, packed, report = frame.decode()

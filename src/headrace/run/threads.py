@@ -60,6 +60,10 @@ class ThreadExecutor:
         """Threads work while nobody calls."""
         return True
 
+    def ready(self) -> bool:
+        """At once."""
+        return True
+
     def free(self, group: int = 0) -> int:
         """Batches that threads of this group could take at once."""
         return self._dispatch.free(group)

@@ -30,7 +30,7 @@ Bytes = bytes | bytearray | memoryview
 HEADER = struct.Struct("<BBHiiqdQ")
 BUFFER = struct.Struct("<qQ")
 
-INIT, ITEMS, ACK, FAILED_START, EMIT, END = range(1, 7)
+INIT, ITEMS, ACK, FAILED_START, EMIT, END, READY = range(1, 8)
 LAST, BODY_IN_SLAB = 1, 2  # flags
 
 

@@ -121,6 +121,7 @@ class Worker:
             failure.item = ""
             self._post(wire.Head(wire.FAILED_START), pack(failure))
             return False
+        self._post(wire.Head(wire.READY), None)
         return True
 
     def _run(self, frame: wire.Frame) -> None:

@@ -209,6 +209,8 @@ class ProcessPort:
             self._received += frame.b
             self._messages.append(Pulled(message, frame.b))
             return
+        if frame.kind == wire.READY:
+            return
         if frame.kind == wire.FAILED_START:
             self._finish(unpack(frame.decode()).raised())
             return

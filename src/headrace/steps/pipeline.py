@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from headrace.errors import Cancelled, ConfigError, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
+from headrace.run.task import SLICE
 from headrace.steps import auto, build
 from headrace.steps.flow import Cancellation, Flow
 from headrace.steps.outputs import Outputs
@@ -242,6 +243,8 @@ class Pipeline:
             if not source.ended or source.error is not None:
                 self._open(self._kind if self._executor is not None else self.settings.runner)
                 assert self._executor is not None
+                if undecided:
+                    first = yield from self._meanwhile(self._executor, source, first)
                 yield from self._run(self._executor, source, first)
         finally:
             source.close()
@@ -318,6 +321,18 @@ class Pipeline:
             self._kind = self.settings.runner
             self._verdict = auto.Verdict(True, (mark[1] or 0.0) / max(1, mark[0]), verdict.transport)
         return first + executor.statistics().items
+
+    def _meanwhile(self, executor: Paced, source: IterableSource, first: int) -> Generator[list[Any], None, int]:
+        """Go on here until the first worker process has started, unless an item takes as long as that."""
+        verdict = self._verdict
+        if verdict is None or verdict.work > SLICE:
+            return first
+        here = self._open_inline()
+        try:
+            yield from self._run(here, source, first, executor.ready)
+        finally:
+            here.close()
+        return first + here.statistics().items
 
     def _drain(self) -> Generator[list[Any], None, None]:
         flow, _ = self._open_queue()
