@@ -16,7 +16,7 @@ SAMPLE_ROWS = 256
 
 
 def sample_before(nodes: Sequence[Node], source: LaneSource, rows: int = SAMPLE_ROWS) -> Block | None:
-    """The first `rows` samples of a lane after the stateless operators among `nodes`; None if the lane is empty.
+    """The first `rows` samples of a lane after the stateless operators among `nodes`; None if none is left of them.
 
     Records that an operator refuses are left out here; the run itself will speak of them.
     """
@@ -28,4 +28,6 @@ def sample_before(nodes: Sequence[Node], source: LaneSource, rows: int = SAMPLE_
         if not node.stateful:
             op = node.op.projected(projection(nodes[1:])) if hasattr(node.op, "projected") else node.op
             block = op.worker()(block, BadRows())
+            if not len(block):
+                return None
     return block
