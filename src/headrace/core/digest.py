@@ -173,7 +173,22 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
 
 
 def _encode(value: Any) -> bytes:
-    return _encoder.encode(value)
+    try:
+        return _encoder.encode(value)
+    except OverflowError:  # a whole number beyond 64 bits
+        return _encoder.encode(_numbers_as_text(value))
+
+
+def _numbers_as_text(value: Any) -> Any:
+    match value:
+        case int() if not isinstance(value, bool):
+            return ["int", str(value)]
+        case Mapping():
+            return {str(key): _numbers_as_text(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_numbers_as_text(item) for item in value]
+        case _:
+            return value
 
 
 # ---------------------------------------------------------------------------------------------------
