@@ -182,7 +182,7 @@ def pipelines(combination: tuple[str, str, str]) -> Iterator[Any]:
 
 
 RELAXED = settings(
-    max_examples=12,
+    max_examples=10,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -8,16 +8,23 @@ there are: three cheap steps on a small dict take 0.85 us in the parent and 1.8 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from headrace.run.executor import Paced, WorkerStatistics
+from headrace.run.task import SLICE
+from headrace.steps.source import IterableSource
+
+Lists = Generator[list[Any], None, None]
+
 FACTOR = 2.0
 _FIXED = 0.5e-6  # seconds of bookkeeping an item in a batch of many
 _MESSAGE = 20e-6  # seconds a message; a batch holds items for about 5 ms, so small items share it
-ENOUGH_SECONDS = 0.02
-ENOUGH_ITEMS = 256
+_ENOUGH_SECONDS = 0.02  # of work, to decide
+_ENOUGH_ITEMS = 256
+_PATIENCE = 0.1  # seconds of work between two thoughts about whether staying still pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +77,70 @@ def _transport(objects: Sequence[Any]) -> float:
 
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+class AtHome:
+    """Runs the first items of a source in this process: to decide, to stay, or until workers have started."""
+
+    def __init__(
+        self,
+        open_here: Callable[[], Paced],
+        run: Callable[[Paced, IterableSource, int, Callable[[], bool]], Lists],
+        source: IterableSource,
+        verdict: Verdict | None,
+    ) -> None:
+        """`run(executor, source, index of the next item, enough)` runs a flow until `enough()`."""
+        self._open_here = open_here
+        self._run = run
+        self._source = source
+        self.verdict = verdict or Verdict(False, 0.0, 0.0)
+        self.index = 0
+        self.statistics = WorkerStatistics()
+
+    def decide(self) -> Lists:
+        """Run as many items as a decision needs, and make it."""
+        samples: list[Any] = []
+        costs: list[float] = []
+
+        def enough() -> bool:
+            stats = self.statistics
+            if stats.items:
+                costs.append(stats.busy / stats.items)
+            return len(costs) > 1 and (stats.busy > _ENOUGH_SECONDS or stats.items >= _ENOUGH_ITEMS)
+
+        for out in self._until(enough):
+            samples.extend(out[: max(0, len(self._source.samples) - len(samples))])
+            yield out
+        self.verdict = judge(min(costs, default=0.0), self._source.samples, samples)
+
+    def stay(self) -> Lists:
+        """Run here for as long as that pays."""
+        verdict = self.verdict
+        items, busy = 0, 0.0
+
+        def enough() -> bool:
+            nonlocal items, busy
+            stats = self.statistics
+            more, longer = stats.items - items, stats.busy - busy
+            if longer < _PATIENCE or not more:
+                return False
+            items, busy = stats.items, stats.busy
+            if not verdict.reason and longer / more > 2 * FACTOR * verdict.transport:
+                self.verdict = Verdict(True, longer / more, verdict.transport)
+            return self.verdict.processes
+
+        yield from self._until(enough)
+
+    def meanwhile(self, ready: Callable[[], bool]) -> Lists:
+        """Go on here until a worker process has started, unless one item takes as long as that."""
+        if self.verdict.work <= SLICE:
+            yield from self._until(ready)
+
+    def _until(self, enough: Callable[[], bool]) -> Lists:
+        executor = self._open_here()
+        self.statistics = executor.statistics()
+        try:
+            yield from self._run(executor, self._source, self.index, enough)
+        finally:
+            executor.close()
+            self.index += self.statistics.items

@@ -8,21 +8,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import fields
+from functools import partial
 from time import monotonic
 from typing import Any, TypedDict, Unpack
 
 from headrace.errors import Cancelled, ConfigError, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
-from headrace.run.task import SLICE
-from headrace.steps import auto, build
+from headrace.steps import build
+from headrace.steps.auto import AtHome, Verdict
 from headrace.steps.flow import Cancellation, Flow
 from headrace.steps.outputs import Outputs
 from headrace.steps.settings import Mode, OnError, Runner, Settings, Workers, assigner, make_steps
 from headrace.steps.shuffle import shuffled
 from headrace.steps.source import Chained, IterableSource, QueueSource
 from headrace.steps.statistics import Ledger, Statistics, bottleneck
-
-_PATIENCE = 0.1  # seconds of inline work between two thoughts about whether it still pays
 
 
 class Options(TypedDict, total=False):
@@ -95,7 +94,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._entered = False
         self._closed = False
-        self._verdict: auto.Verdict | None = None
+        self._verdict: Verdict | None = None
         self._last_workers = WorkerStatistics()
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -232,26 +231,37 @@ class Pipeline:
         if self._closed:
             raise ConfigError("this pipeline is closed; build a new one")
         source = IterableSource(items)
-        undecided = self.settings.auto and self.settings.runner == "process" and self._executor is None
+        first = 0
         try:
-            if undecided and self._verdict is None:
-                first = yield from self._calibrate(source)
-            else:
-                first = 0
-            if undecided and self._verdict is not None and not self._verdict.processes:
-                first = yield from self._inline(source, first)
+            if self.settings.may_stay_home and self._executor is None:
+                first = yield from self._begin_at_home(source)
             if not source.ended or source.error is not None:
-                self._open(self._kind if self._executor is not None else self.settings.runner)
-                assert self._executor is not None
-                if undecided:
-                    first = yield from self._meanwhile(self._executor, source, first)
-                yield from self._run(self._executor, source, first)
+                yield from self._run(self._open(self.settings.runner), source, first)
         finally:
             source.close()
             if not self._entered and not self._flows and self._queue_flow is None:
                 self._shut()
 
-    def _run(self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None) -> Iterator[Any]:
+    def _begin_at_home(self, source: IterableSource) -> Generator[list[Any], None, int]:
+        """`num_workers="auto"`: run here as long as that is right; returns the index of the next item."""
+        home = AtHome(partial(open_executor, "inline", build.config(self.settings)), self._run, source, self._verdict)
+        try:
+            if self._verdict is None:
+                yield from home.decide()
+                self._verdict = home.verdict
+            if not home.verdict.processes:
+                self._kind = "inline"
+                yield from home.stay()
+                self._verdict = home.verdict
+            if not source.ended:
+                yield from home.meanwhile(self._open(self.settings.runner).ready)
+        finally:
+            self._last_workers = home.statistics
+        return home.index
+
+    def _run(
+        self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None
+    ) -> Generator[list[Any], None, None]:
         flow = Flow(
             executor, build.stages(self.settings, self._ledger, executor.background), source, first, self._ledger
         )
@@ -270,69 +280,6 @@ class Pipeline:
             self._ledger.last_sizes = tuple(stage.size.items for stage in flow.stages)
             with contextlib.suppress(ValueError):  # `close` of the pipeline has removed it
                 self._flows.remove(flow)
-
-    def _calibrate(self, source: IterableSource) -> Generator[list[Any], None, int]:
-        """Run the first items here, and judge by them whether processes would pay."""
-        executor = self._open_inline()
-        seen: list[Any] = []
-        costs: list[float] = []
-
-        def enough() -> bool:
-            stats = executor.statistics()
-            if stats.items:
-                costs.append(stats.busy / stats.items)
-            return len(costs) > 1 and (stats.busy > auto.ENOUGH_SECONDS or stats.items >= auto.ENOUGH_ITEMS)
-
-        try:
-            for out in self._run(executor, source, 0, enough):
-                if len(seen) < len(source.samples):
-                    seen.extend(out[: len(source.samples) - len(seen)])
-                yield out
-            pulled = executor.statistics().items
-        finally:
-            executor.close()
-        work = min(costs, default=0.0)
-        self._verdict = auto.judge(work, source.samples, seen)
-        self._last_workers = executor.statistics()
-        return pulled
-
-    def _inline(self, source: IterableSource, first: int) -> Generator[list[Any], None, int]:
-        """Run here for as long as that pays; returns the index of the next item."""
-        executor = self._open_inline()
-        verdict = self._verdict
-        assert verdict is not None
-        self._kind = "inline"
-        mark = [0, 0.0]
-
-        def enough() -> bool:
-            stats = executor.statistics()
-            items, busy = stats.items - mark[0], stats.busy - mark[1]
-            if busy < _PATIENCE or not items:
-                return False
-            mark[:] = [stats.items, stats.busy]
-            return not verdict.reason and busy / items > 2 * auto.FACTOR * verdict.transport
-
-        try:
-            yield from self._run(executor, source, first, enough)
-        finally:
-            executor.close()
-            self._last_workers = executor.statistics()
-        if not source.ended:
-            self._kind = self.settings.runner
-            self._verdict = auto.Verdict(True, (mark[1] or 0.0) / max(1, mark[0]), verdict.transport)
-        return first + executor.statistics().items
-
-    def _meanwhile(self, executor: Paced, source: IterableSource, first: int) -> Generator[list[Any], None, int]:
-        """Go on here until the first worker process has started, unless an item takes as long as that."""
-        verdict = self._verdict
-        if verdict is None or verdict.work > SLICE:
-            return first
-        here = self._open_inline()
-        try:
-            yield from self._run(here, source, first, executor.ready)
-        finally:
-            here.close()
-        return first + here.statistics().items
 
     def _drain(self) -> Generator[list[Any], None, None]:
         flow, _ = self._open_queue()
@@ -367,25 +314,21 @@ class Pipeline:
 
     def _open_queue(self) -> tuple[Flow, QueueSource]:
         if self._queue_flow is None or self._queue is None:
-            self._open(self.settings.runner)
-            assert self._executor is not None
+            executor = self._open(self.settings.runner)
             self._queue = QueueSource(self.settings.max_pending)
             self._queue_source = Chained([self._queue])
-            executor = self._executor
             stages = build.stages(self.settings, self._ledger, executor.background)
             self._queue_flow = Flow(executor, stages, self._queue_source, 0, self._ledger)
             self._flows.append(self._queue_flow)
         return self._queue_flow, self._queue
 
-    def _open(self, kind: str) -> None:
+    def _open(self, kind: str) -> Paced:
         if self._closed:
             raise ConfigError("this pipeline is closed; build a new one")
         if self._executor is None:
             self._kind = kind
             self._executor = open_executor(kind, build.config(self.settings))
-
-    def _open_inline(self) -> Paced:
-        return open_executor("inline", build.config(self.settings))
+        return self._executor
 
     def _shut(self) -> None:
         if self._executor is not None:

@@ -61,6 +61,11 @@ class Settings:
         _ = self.groups  # checks num_workers
 
     @property
+    def may_stay_home(self) -> bool:
+        """Whether the first items may run in the caller's process: they leave no state there and nobody watches them."""
+        return self.auto and self.runner == "process" and self.assign is None and self.timeout is None
+
+    @property
     def auto(self) -> bool:
         """Whether the number of workers, and whether to have any, is ours to find."""
         return self.num_workers == "auto"

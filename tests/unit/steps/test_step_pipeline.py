@@ -507,3 +507,26 @@ def test_a_step_cannot_end_the_program(runner: str) -> None:
     pipeline = Pipeline([use_system_exit], num_workers=1, runner=runner)
     with pipeline, pytest.raises(OperatorError, match=r"SystemExit\(3\)"):
         list(pipeline.map(range(10)))
+
+
+def test_automatic_workers_keep_the_state_of_keys_in_one_place() -> None:
+    with Pipeline([PerKey()], assign=lambda item: item[0]) as pipeline:
+        outputs = list(pipeline.map((f"key{k % 3}", k) for k in range(300)))
+    assert [seen for key, _, seen in outputs if key == "key1"] == list(range(1, 101))
+
+
+def test_automatic_workers_watch_the_clock_from_the_first_item_on() -> None:
+    with Pipeline([partial(sleep_at, 0, 600.0)], timeout=0.2, on_error="skip") as pipeline:
+        assert list(pipeline.map(range(10))) == list(range(1, 10))
+
+
+def test_seeded_items_are_the_same_at_home_and_in_workers() -> None:
+    def run(**options: Any) -> list[float]:
+        return list(Pipeline([draw_slowly], seed=4, **options).map([0.0] * 150))
+
+    assert run() == run(runner="inline") == run(num_workers=2, assign=lambda x: 1)
+
+
+def draw_slowly(x: float) -> float:
+    busy(0, 0.001)
+    return draw(x)
