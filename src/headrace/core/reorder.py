@@ -95,6 +95,14 @@ class Window(Generic[T]):
         self._open[first] = count
         return first
 
+    def retract(self, count: int) -> None:
+        """Take back the last `count` inputs of the newest submission: nobody has begun them, and nobody will."""
+        first = next(reversed(self._open))
+        self._open[first] -= count
+        self.submitted -= count
+        if not self._open[first]:
+            del self._open[first]
+
     def finished(self, first: int, start: int, count: int, outputs: Sequence[T]) -> None:
         """Inputs `start .. start + count` of the submission that began at `first` are done."""
         self._enter(first, Release(first + start, count, outputs))
@@ -134,11 +142,11 @@ class Batch:
     """Inputs that travel together. `key` is the owner's name for them and comes back with each result.
 
     `items` is a sequence, or bytes that only a worker can read (`count` says how many items are in them).
-    `first` is the index of the first item in the whole input, `item_bytes` what an item weighed when it was sent. Only workers of `group` may run the batch, and only
-    `worker` if it is given.
+    `first` is the index of the first item in the whole input, `item_bytes` what an item weighed when it was sent.
+    Only workers of `group` may run the batch, and only `worker` if it is given.
     """
 
-    key: Hashable
+    key: Any
     items: Any
     count: int
     first: int = 0

@@ -19,6 +19,7 @@ from headrace.core.reorder import Batch, Release, Window
 from headrace.errors import InternalError
 from headrace.run.executor import Paced, Part, route
 from headrace.run.failure import Failure
+from headrace.run.inline import InlineExecutor
 from headrace.run.task import DEEPEST
 from headrace.run.wire import Packed
 from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, TARGET_BYTES, BatchSize
@@ -142,7 +143,7 @@ class Flow:
         if self.cancelled:
             raise Cancellation
         if enough is not None and not self._parting and enough():
-            self._parting = True
+            self._part()
         if self._executor.background:
             route(self._executor.completed(0.0))
         self._fill()
@@ -154,6 +155,18 @@ class Flow:
         route(parts)
         self._check_progress(parts, wait)
         return self._take()
+
+    def _part(self) -> None:
+        """Leave the source to somebody else, with what was pulled of it and not begun."""
+        self._parting = True
+        stage = self.stages[0]
+        if not isinstance(self._executor, InlineExecutor) or stage.keyed:
+            return
+        for batch, start in self._executor.take_back():
+            if batch.key[0] is stage:
+                stage.window.retract(batch.count - start)
+                self._ledger.received -= batch.count - start
+                self._source.give_back(batch.items[start:])
 
     def close(self) -> None:
         """Take no more and ignore what is still under way."""

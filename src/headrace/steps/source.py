@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -46,6 +46,7 @@ class IterableSource:
     def __init__(self, items: Iterable[Any]) -> None:
         """Begin the iteration."""
         self._iterator: Iterator[Any] = iter(items)
+        self._origin = self._iterator
         self._instant = isinstance(items, (list, tuple, range, dict, set))  # no item of these can keep anyone waiting
         self.ended = False
         self.error: BaseException | None = None
@@ -72,9 +73,15 @@ class IterableSource:
             self.samples.extend(items[: _SAMPLES - len(self.samples)])
         return Pulled(items, len(items)) if items else None
 
+    def give_back(self, items: Sequence[Any]) -> None:
+        """Items that were pulled last and not begun: they are the next again."""
+        if items:
+            self._iterator = chain(items, self._iterator)
+            self.ended = False
+
     def close(self) -> None:
         """Close a generator."""
-        if (close := getattr(self._iterator, "close", None)) is not None and not self.ended:
+        if (close := getattr(self._origin, "close", None)) is not None and not self.ended:
             close()
         self.ended = True
 

@@ -75,6 +75,17 @@ def test_an_error_leaves_at_its_place() -> None:
     assert drain(window) == [Release(0, 1, ["a"]), Stop(1, error), Release(2, 1, ["c"])]
 
 
+def test_inputs_nobody_began_can_be_taken_back() -> None:
+    window: Window[int] = Window(4)
+    first = window.submit(5)
+    window.finished(first, 0, 2, [0, 1])
+    window.retract(3)
+    assert [part.outputs for part in drain(window)] == [[0, 1]] and window.idle
+    assert window.submit(2) == 2
+    window.retract(2)
+    assert window.idle and window.submitted == 2
+
+
 def test_unordered_leaves_as_finished() -> None:
     window: Window[str] = Window(4, ordered=False)
     firsts = [window.submit() for _ in range(2)]

@@ -365,6 +365,20 @@ def test_automatic_workers_change_their_mind() -> None:
     assert "in worker processes" in pipeline.explain()
 
 
+def test_automatic_workers_share_out_slow_items_that_were_pulled_already() -> None:
+    pipeline = Pipeline([with_pid])
+    outputs = list(pipeline.map([*range(1000), *([-1] * 60)]))
+    assert [x for x, _ in outputs] == [*range(1000), *([-1] * 60)]
+    assert len({pid for x, pid in outputs if x < 0}) > 1
+    stats = pipeline.statistics()
+    assert (stats.received, stats.finished, stats.delivered) == (1060, 1060, 1060)
+
+
+def with_pid(x: int) -> tuple[int, int]:
+    time.sleep(0.05 if x < 0 else 0)
+    return x, os.getpid()
+
+
 def slower_later(x: int) -> int:
     return busy(x, 0.001) if x < 0 else x
 
