@@ -141,7 +141,7 @@ LIBRARIES: dict[str, Callable[[str], Encode]] = {
 
 def corpus_texts(limit: int, shard: int = 0) -> list[str]:
     """Code, prose and a hundred languages, `limit` characters of each."""
-    root = Path(os.environ.get("HEADRACE_BENCH", "/tmp/hb")) / "data"
+    root = Path(os.environ.get("HEADRACE_BENCH", ".bench")) / "data"
     texts: list[str] = []
     for name in ("code", "web"):
         texts += _up_to(
