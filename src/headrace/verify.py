@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.core.digest import RollingDigest
 from headrace.errors import DataError, FormatError
-from headrace.run.digest import FORMAT, Leg, Line
+from headrace.run.digest import FORMAT, Group, Leg
 
 Logs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -99,7 +99,7 @@ def summary(logs: Logs) -> StreamDigest:
         raise DataError(f"these logs contradict each other: {stream.clash}")
     rolling = RollingDigest()
     for j, entry in stream.entries.items():
-        rolling.add(j, entry.lane, bytes.fromhex(entry.digest))
+        rolling.add(j, entry.lane, entry.digest)
     lanes = {lane: f"{value:032x}" for lane, value in sorted(rolling.lanes.items())}
     return StreamDigest(rolling.batches, min(stream.entries, default=0), stream.end, f"{rolling.total:032x}", lanes)
 
@@ -112,9 +112,18 @@ def summary(logs: Logs) -> StreamDigest:
 class _Brief(msgspec.Struct):
     """What is kept of every line; the rest is read again where two lines differ."""
 
-    j: int
-    lane: int
-    digest: str
+    j: list[int]
+    lane: list[int]
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """One batch of a group. samples int64 `[m, 3]`; rows int64 `[m]`, the row of each sample; marks uint64, one a row or none."""
+
+    samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    marks: NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -133,18 +142,21 @@ class _Leg:
 @dataclass(slots=True)
 class _Entry:
     lane: int
-    digest: str
+    digest: bytes
     leg: _Leg
     offset: int
+    index: int
 
-    def line(self) -> Line:
+    def read(self) -> _Batch:
+        """The whole of it."""
         with open(self.leg.path, "rb") as file:
             file.seek(self.offset)
-            return msgspec.json.decode(file.readline(), type=Line)
+            group = msgspec.json.decode(file.readline(), type=Group)
+        return _batch(group, self.index)
 
     @property
     def where(self) -> str:
-        return f"{self.leg.path}, byte {self.offset}"
+        return f"{self.leg.path}, byte {self.offset}, batch {self.index} of the line"
 
 
 class _Stream:
@@ -177,16 +189,18 @@ class _Stream:
                     continue  # half a line: a killed run, resumed into the same file
                 if leg is None:
                     raise FormatError(f"{path} is not a digest log: line at byte {at} comes before any run began")
-                self._add(brief, _Entry(brief.lane, brief.digest, leg, at))
+                for index, (j, lane) in enumerate(zip(brief.j, brief.lane, strict=True)):
+                    digest = brief.digests[16 * index : 16 * index + 16]
+                    self._add(j, _Entry(lane, digest, leg, at, index))
         if leg is None:
             raise FormatError(f"{path} is not a digest log: no run begins in it; give what digest_log=... wrote")
 
-    def _add(self, brief: _Brief, entry: _Entry) -> None:
-        entry.leg.last = max(entry.leg.last, brief.j)
-        before = self.entries.setdefault(brief.j, entry)
-        earlier = self.clash is None or brief.j < self.clash.batch
+    def _add(self, j: int, entry: _Entry) -> None:
+        entry.leg.last = max(entry.leg.last, j)
+        before = self.entries.setdefault(j, entry)
+        earlier = self.clash is None or j < self.clash.batch
         if before.digest != entry.digest and earlier:
-            self.clash = _compare(brief.j, before, entry, "one side delivered this batch twice, differently")
+            self.clash = _compare(j, before, entry, "one side delivered this batch twice, differently")
 
     def should_have(self, j: int) -> _Leg | None:
         """The leg that batch `j` is missing from."""
@@ -225,8 +239,7 @@ def _first(a: _Stream, b: _Stream) -> Difference | None:
 
 
 def _missing(j: int, entry: _Entry, side: str, path: str) -> Difference:
-    line = entry.line()
-    sample = _sample(entry, _samples(line), 0)
+    sample = _sample(entry, entry.read(), 0)
     there, here = (None, sample) if side == "a" else (sample, None)
     a, b = (path, entry.where) if side == "a" else (entry.where, path)
     return Difference(f"{side} lacks this batch", None, j, entry.lane, None, there, here, a, b)
@@ -234,45 +247,41 @@ def _missing(j: int, entry: _Entry, side: str, path: str) -> Difference:
 
 def _compare(j: int, left: _Entry, right: _Entry, what: str) -> Difference:
     """Down to the row and the sample."""
-    a, b = left.line(), right.line()
-    samples_a, samples_b = _samples(a), _samples(b)
-    rows_a, rows_b = _row_of_each(a, len(samples_a)), _row_of_each(b, len(samples_b))
-    n = min(len(samples_a), len(samples_b))
-    moved = np.flatnonzero((samples_a[:n] != samples_b[:n]).any(axis=1) | (rows_a[:n] != rows_b[:n]))
-    at = int(moved[0]) if len(moved) else n if len(samples_a) != len(samples_b) else None
-    if at is not None:
-        row = int(rows_a[at]) if at < len(rows_a) else int(rows_b[at])
-        here, there = _sample(left, samples_a, at), _sample(right, samples_b, at)
+    a, b = left.read(), right.read()
+    n = min(len(a.samples), len(b.samples))
+    moved = np.flatnonzero((a.samples[:n] != b.samples[:n]).any(axis=1) | (a.rows[:n] != b.rows[:n]))
+    row: int | None
+    if len(moved) or len(a.samples) != len(b.samples):
+        at = int(moved[0]) if len(moved) else n
+        row = int((a if at < len(a.rows) else b).rows[at])
         what += ": other samples"
-        return Difference(what, None, j, a.lane, row, here, there, left.where, right.where)
-    marks_a, marks_b = np.frombuffer(a.marks, "<u4"), np.frombuffer(b.marks, "<u4")
-    changed = np.flatnonzero(marks_a != marks_b) if len(marks_a) == len(marks_b) else []
-    if not len(changed):
-        here, there = _sample(left, samples_a, 0), _sample(right, samples_b, 0)
-        what += ": the same samples, but other fields, types or token ranges"
-        return Difference(what, None, j, a.lane, None, here, there, left.where, right.where)
-    row = int(changed[0])
-    first = int(np.searchsorted(rows_a, row))
-    here, there = _sample(left, samples_a, first), _sample(right, samples_b, first)
-    what += ": the same samples, another payload"
-    return Difference(what, None, j, a.lane, row, here, there, left.where, right.where)
+    elif len(a.marks) == len(b.marks) and (a.marks != b.marks).any():
+        row = int(np.flatnonzero(a.marks != b.marks)[0])
+        at = int(np.searchsorted(a.rows, row))
+        what += ": the same samples, another payload"
+    else:
+        row, at = None, 0
+        what += ": the same samples, but other fields, types, values or token ranges"
+    here, there = _sample(left, a, at), _sample(right, b, at)
+    return Difference(what, None, j, left.lane, row, here, there, left.where, right.where)
 
 
-def _samples(line: Line) -> NDArray[np.int64]:
-    """int64 `[m, 3]`: dataset, shard, row of each segment."""
-    return np.frombuffer(line.samples, "<i8" if line.wide else "<u4").reshape(-1, 3).astype(np.int64)
+def _batch(group: Group, index: int) -> _Batch:
+    """One batch out of a group."""
+    first, count = sum(group.segments[:index]), group.segments[index]
+    samples = np.frombuffer(group.samples, "<i8" if group.wide else "<u4").reshape(-1, 3)[first : first + count]
+    rows = np.arange(count)
+    if group.packed[index]:
+        skipped = sum(n for n, packed in zip(group.rows[:index], group.packed[:index], strict=True) if packed)
+        counts = np.frombuffer(group.row_segments, "<u4")[skipped : skipped + group.rows[index]]
+        rows = np.repeat(np.arange(len(counts)), counts)
+    marked = sum(group.marked[:index])
+    marks = np.frombuffer(group.marks, "<u8")[marked : marked + group.marked[index]]
+    return _Batch(samples.astype(np.int64), rows, marks)
 
 
-def _row_of_each(line: Line, segments: int) -> NDArray[np.int64]:
-    """The row that each segment lies in."""
-    if line.segments is None:
-        return np.arange(segments)
-    counts = np.frombuffer(line.segments, "<u4")
-    return np.repeat(np.arange(len(counts)), counts)
-
-
-def _sample(entry: _Entry, samples: NDArray[np.int64], at: int) -> Sample | None:
-    if at >= len(samples):
+def _sample(entry: _Entry, batch: _Batch, at: int) -> Sample | None:
+    if at >= len(batch.samples):
         return None
-    dataset, shard, row = samples[at].tolist()
+    dataset, shard, row = batch.samples[at].tolist()
     return Sample(entry.leg.head.datasets.get(str(dataset), f"number {dataset}"), shard, row)

@@ -11,65 +11,65 @@ care about order, so those of ranks, lanes and legs of a run add up to that of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_128, xxh3_128_digest, xxh3_128_intdigest
+from xxhash import xxh3_128_digest, xxh3_128_intdigest
 
-from headrace.core.block import DATASET, MISSING, ROW, SHARD, Block, Column, Ints, Origin, Ragged, Text, to_list
+from headrace.core.block import DATASET, MISSING, ROW, Block, Column, Ints, Origin, Ragged, Text, to_list
 from headrace.errors import ConfigError
 
 MODULUS: Final = 1 << 128
 _ABSENT: Final = b"\xc1"
-_FOLD: Final = np.uint32(0x9E3779B1)
+_WIDE: Final = {"b": np.dtype("<i8"), "i": np.dtype("<i8"), "u": np.dtype("<u8"), "f": np.dtype("<f8")}
+_FOLD: Final = np.uint64(0x9E3779B97F4A7C15)
+_NO_MARKS: Final = np.zeros(0, np.uint64)
 
 
 class BatchDigest(NamedTuple):
-    """Digest of one batch (16 bytes), the mark of each row (uint32 `[n]`), and where each segment came from: `samples` int64
+    """Digest of one batch (16 bytes), the mark of each row (uint64 `[n]`), and where each segment came from: `samples` int64
     `[m, 3]` of dataset, shard, row, with `segments` (int64 `[n]`) of them in each row, or None for one each.
     """
 
     digest: bytes
-    marks: NDArray[np.uint32]
+    marks: NDArray[np.uint64]
     samples: Ints
     segments: Ints | None
 
 
 def digest_block(block: Block) -> BatchDigest:
     """Of a batch that is a block."""
-    total, marks = xxh3_128(), np.zeros(len(block), np.uint32)
-    plain = block.columns is None and not all(isinstance(row, Mapping) for row in block.rows or ())
-    columns: Mapping[str, Column] = {"": block.payloads()} if plain else block.as_columns()
+    parts: list[Any] = []
+    marks = _NO_MARKS
+    columns = block.columns
+    if columns is None:
+        plain = not all(isinstance(row, Mapping) for row in block.rows or ())
+        columns = {"": block.payloads()} if plain else block.as_columns()
     for name in sorted(columns):
         kind, digests = _column(columns[name])
         if kind:
-            total.update(f"{len(name)} {name} {kind} ".encode())
-            total.update(digests)
-            if len(marks):
-                words = np.frombuffer(digests, "<u4").reshape(len(marks), -1)
-                marks = marks * _FOLD + np.bitwise_xor.reduce(words, axis=1)
-    return _with_origin(total, marks, block.origin)
+            parts += (_header(name, kind), digests)
+            if digests:
+                words = np.frombuffer(digests, "<u8")[:: len(digests) // (8 * len(block))]
+                marks = words if marks is _NO_MARKS else marks * _FOLD + words
+    return _with_origin(parts, marks, block.origin)
 
 
 def digest_value(value: Any, origin: Origin) -> BatchDigest:
     """Of what a user's function made of a batch. ConfigError for objects that have no canonical bytes."""
-    total = xxh3_128(_encode(value))
-    return _with_origin(total, np.zeros(0, np.uint32), origin)
+    return _with_origin([xxh3_128_digest(_encode(value))], _NO_MARKS, origin)
 
 
-def _with_origin(total: Any, marks: NDArray[np.uint32], origin: Origin) -> BatchDigest:
-    total.update(np.ascontiguousarray(origin.ids))
-    segments = None
-    if origin.rows is not None:
-        segments = np.diff(origin.rows)
-        total.update(segments)
-        if origin.spans is not None:
-            total.update(np.ascontiguousarray(origin.spans))
-    return BatchDigest(total.digest(), marks, origin.ids[:, [DATASET, SHARD, ROW]], segments)
+def _with_origin(parts: list[Any], marks: NDArray[np.uint64], origin: Origin) -> BatchDigest:
+    ids, rows, spans = origin.ids, origin.rows, origin.spans
+    segments = None if rows is None else rows[1:] - rows[:-1]
+    parts += [array.tobytes() for array in (ids, segments, spans) if array is not None]
+    return BatchDigest(xxh3_128_digest(b"".join(parts)), marks, ids[:, DATASET : ROW + 1], segments)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -80,21 +80,27 @@ def _with_origin(total: Any, marks: NDArray[np.uint32], origin: Origin) -> Batch
 def _column(column: Column) -> tuple[str, bytes]:
     """Kind and row digests; an empty kind for a field that no row has."""
     match column:
+        case np.ndarray() if column.dtype.kind in "biuf":
+            if column.ndim == 1:
+                return _numbers(column)
+            rows = column if column.flags.c_contiguous else np.ascontiguousarray(column)
+            return _sequences(column.dtype, column.shape[2:]), b"".join([xxh3_128_digest(row) for row in rows])
         case Ragged() if column.values.dtype.kind in "biuf" and column.values.ndim == 1:
             return _sequences(column.values.dtype, ()), _pieces(column.flat, column.offsets)
         case Text():
             return "text", _pieces(column.data[column.offsets[0] : column.offsets[-1]], column.offsets)
-        case np.ndarray() if column.dtype.kind in "biuf":
-            if column.ndim == 1:
-                return _numbers(column)
-            rows = np.ascontiguousarray(column)
-            return _sequences(column.dtype, column.shape[2:]), b"".join([xxh3_128_digest(row) for row in rows])
         case _:
             return _objects(to_list(column))
 
 
-def _sequences(dtype: np.dtype[Any], inner: Sequence[int]) -> str:
-    return f"rows {dtype.str} {tuple(inner)}"
+@lru_cache(maxsize=1024)
+def _header(name: str, kind: str) -> bytes:
+    return f"{len(name)} {name} {kind} ".encode()
+
+
+@lru_cache(maxsize=1024)
+def _sequences(dtype: np.dtype[Any], inner: tuple[int, ...]) -> str:
+    return f"rows {dtype.str} {inner}"
 
 
 def _pieces(values: NDArray[Any], offsets: Ints) -> bytes:
@@ -106,8 +112,8 @@ def _pieces(values: NDArray[Any], offsets: Ints) -> bytes:
 def _numbers(values: NDArray[Any]) -> tuple[str, bytes]:
     """Single numbers as 64 bits, as Python would show them."""
     kind = values.dtype.kind
-    wide = values.astype({"b": "<i8", "i": "<i8", "u": "<u8", "f": "<f8"}[kind])
-    if kind == "u" and not (wide >> np.uint64(63)).any():
+    wide = values.astype(_WIDE[kind])
+    if kind == "u" and not (wide >= np.uint64(1 << 63)).any():
         kind, wide = "i", wide.astype("<i8")
     return f"number {kind}", wide.tobytes()
 

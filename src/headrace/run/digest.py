@@ -1,33 +1,33 @@
-"""The log of digests: one line of JSON per delivered batch, appended.
+"""The log of digests, appended to while a run delivers: two kinds of lines, both JSON.
 
-    {"headrace_digests": 1, "recipe": ..., "lanes": 4, "groups": 2, "group": 0, "position": 0, "datasets": {"0": "web"}}
-    {"j": 0, "lane": 0, "rows": 8, "digest": "9f..", "lane_digest": "9f..", "samples": "..", "marks": ".."}
+    {"headrace_digests": 1, "recipe": .., "lanes": 4, "groups": 2, "group": 0, "position": 0, "datasets": {"0": "web"}, ..}
+    {"j": [0, 2, ..], "lane": [0, 2, ..], "rows": [8, 8, ..], "digests": "..", "samples": "..", .., "lane_digests": {"0": "9f.."}}
 
-A run, and every resumed leg of it, begins with a line that says where it stands. `j` is the batch's global number, so lines of
-several ranks and legs are one stream, whatever the topology. `samples` (base64 of uint32 dataset, shard, row of each segment) and
-`marks` (uint32 per row) let `headrace.verify.diff` name the sample that differs. Lines are written out every `FLUSH_EVERY` batches,
-with every checkpoint, and at the end, so a run that continues from a checkpoint leaves no gap.
+A run, and every resumed leg of it, begins with a line of the first kind: where it stands. A line of the second kind holds up to
+`GROUP` batches: one Python call a batch is all that digests can cost, so the rest is done once a group. `j` is the global number of
+a batch, so lines of several ranks and legs are one stream, whatever the topology; `samples` and `marks` let `headrace.verify.diff`
+name the sample that differs. Lines are written with every checkpoint and at the end as well, so a run that continues from a
+checkpoint leaves no gap.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
+import numpy as np
 import xxhash
 
-from headrace.core.block import Block
-from headrace.core.digest import RollingDigest, digest_block, digest_value
+from headrace.core.block import Block, Ints
+from headrace.core.digest import BatchDigest, RollingDigest, digest_block, digest_value
 from headrace.core.lanes import Topology
 from headrace.core.message import Item
 
 FORMAT: Final = 1
-FLUSH_EVERY: Final = 64
+GROUP: Final = 64
 
-_log = logging.getLogger("headrace")
 _json = msgspec.json.Encoder()
 
 
@@ -44,18 +44,27 @@ class Leg(msgspec.Struct, kw_only=True):
     datasets: dict[str, str]
 
 
-class Line(msgspec.Struct, kw_only=True):
-    """One batch. `samples` and `segments` are None or arrays as bytes; `wide` says int64 instead of uint32."""
+class Group(msgspec.Struct, kw_only=True):
+    """Batches in the order of delivery. Bytes are base64 in the file.
 
-    j: int
-    lane: int
-    rows: int
-    digest: str
-    lane_digest: str
-    samples: bytes = b""
-    segments: bytes | None = None
-    marks: bytes = b""
-    wide: bool = False
+    j, lane, rows: of each batch. digests: 16 bytes each. samples: dataset, shard and row of every segment of all batches, uint32
+    (int64 if `wide`); `segments` of them in each batch, and, for packed rows, `row_segments` (uint32) in each row. marks: uint64 of
+    every row of the batches that have marks (`marked` counts them). lane_digests, stream_digest: rolling, since the leg began.
+    """
+
+    j: list[int]
+    lane: list[int]
+    rows: list[int]
+    digests: bytes
+    wide: bool
+    samples: bytes
+    segments: list[int]
+    row_segments: bytes
+    packed: list[bool]
+    marks: bytes
+    marked: list[int]
+    lane_digests: dict[str, str]
+    stream_digest: str
 
 
 class DigestLog:
@@ -67,6 +76,7 @@ class DigestLog:
         """Begin a leg at global position `position`."""
         self.rolling = RollingDigest()
         self._topology = topology
+        self._waiting: list[tuple[int, int, int, BatchDigest]] = []
         self._file: BinaryIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -88,37 +98,47 @@ class DigestLog:
         """Count a batch; `position` is the rank's after it."""
         number = last_number(self._topology, position)
         found = digest_block(message) if isinstance(message, Block) else digest_value(message.value, message.origin)
-        rolling = self.rolling.add(number, message.lane, found.digest)
-        if self._file is None:
-            return
-        samples = found.samples
-        wide = bool(samples.size) and (int(samples.max()) >= 1 << 32 or int(samples.min()) < 0)
-        size = "<i8" if wide else "<u4"
-        line = Line(
-            j=number,
-            lane=message.lane,
-            rows=len(message.origin),
-            digest=found.digest.hex(),
-            lane_digest=f"{rolling:032x}",
-            samples=samples.astype(size).tobytes(),
-            segments=None if found.segments is None else found.segments.astype("<u4").tobytes(),
-            marks=found.marks.astype("<u4", copy=False).tobytes(),
-            wide=wide,
-        )
-        self._file.write(_json.encode(line) + b"\n")
-        if self.rolling.batches % FLUSH_EVERY == 0:
-            self._file.flush()
+        self.rolling.add(number, message.lane, found.digest)
+        if self._file is not None:
+            self._waiting.append((number, message.lane, len(message.origin), found))
+            if len(self._waiting) >= GROUP:
+                self.flush()
 
     def flush(self) -> None:
-        """Write out what is buffered."""
-        if self._file is not None:
+        """Write out what waits."""
+        if self._file is not None and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._file.write(_json.encode(_group(waiting, self.rolling)) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
         """End the leg."""
+        self.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _group(batches: list[tuple[int, int, int, BatchDigest]], rolling: RollingDigest) -> Group:
+    numbers, lanes, rows, found = zip(*batches, strict=True)
+    samples: Ints = np.concatenate([batch.samples for batch in found])
+    wide = bool(samples.size) and not 0 <= int(samples.min()) <= int(samples.max()) < 1 << 32
+    counts: list[Ints] = [batch.segments for batch in found if batch.segments is not None]
+    return Group(
+        j=list(numbers),
+        lane=list(lanes),
+        rows=list(rows),
+        digests=b"".join([batch.digest for batch in found]),
+        wide=wide,
+        samples=samples.astype("<i8" if wide else "<u4").tobytes(),
+        segments=[len(batch.samples) for batch in found],
+        row_segments=np.concatenate(counts).astype("<u4").tobytes() if counts else b"",
+        packed=[batch.segments is not None for batch in found],
+        marks=np.concatenate([batch.marks for batch in found]).astype("<u8").tobytes(),
+        marked=[len(batch.marks) for batch in found],
+        lane_digests={str(lane): f"{value:032x}" for lane, value in sorted(rolling.lanes.items())},
+        stream_digest=f"{rolling.total:032x}",
+    )
 
 
 def last_number(topology: Topology, position: int) -> int:
