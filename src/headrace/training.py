@@ -163,6 +163,8 @@ class _Assembly:
         stacked = stack_rows(self.block, self.tokens_name, is_tokens=True)
         self.stacked: Stacked = stacked
         self.tokens = stacked.values
+        if self.tokens.dtype.kind == "f" and (options.return_labels or not _wants_floats(options.dtype)):
+            _refuse_fractions(self.block, self.tokens_name, self.tokens)
         self.rows, self.full = self.tokens.shape
         self.width = self.full - 1 if options.return_labels else self.full
         self.labels: NDArray[np.int64] | None = None
@@ -329,6 +331,17 @@ def _named_payload(block: Block) -> Block:
     return block.with_columns({TOKEN_FIELDS[0]: block.rows})
 
 
+def _refuse_fractions(block: Block, name: str, tokens: NDArray[Any]) -> None:
+    """DataError for token ids that a cast to integers would change."""
+    wrong = tokens != np.floor(tokens)
+    if wrong.any():
+        row, place = (int(i) for i in np.argwhere(wrong)[0])
+        raise DataError(
+            f"to_training: {name!r} of row {row} of the batch (sample {_ids(block)[row]}) holds {tokens[row, place]}, and token "
+            "ids are whole numbers; name another field with tokens_field=, or a floating-point dtype"
+        )
+
+
 def _first_names(block: Block) -> frozenset[str]:
     """Fields of the first record."""
     if block.rows is not None:
@@ -338,9 +351,7 @@ def _first_names(block: Block) -> frozenset[str]:
 
 
 def _ids(block: Block) -> list[tuple[int, int, int]]:
-    origin = block.origin
-    ids = origin.ids if origin.rows is None else origin.ids[origin.rows[:-1]]
-    return list(map(tuple, ids[:, :3].tolist()))  # type: ignore[arg-type]  three columns
+    return list(map(tuple, block.origin.firsts()[:, :3].tolist()))  # type: ignore[arg-type]  three columns
 
 
 def _texts(block: Block) -> list[str]:
@@ -407,6 +418,17 @@ def _torch() -> Any:
     import torch
 
     return torch
+
+
+def _wants_floats(dtype: Any) -> bool:
+    """Whether the user named a type that keeps fractions."""
+    if dtype is None:
+        return True
+    if isinstance(dtype, str) and dtype == "auto":
+        return False
+    if _is_torch(dtype):
+        return bool(getattr(dtype, "is_floating_point"))  # noqa: B009  a torch dtype, whose type is not known here
+    return _numpy_dtype(dtype).kind == "f"
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from headrace.core.block import Block, Drop, Ints, Origin, concat_blocks
 from headrace.core.op import Fields
 from headrace.core.tokens import count_tokens
-from headrace.errors import ConfigError
+from headrace.ops.arguments import whole_number
 
 _NAME: Final = "batch"
 
@@ -27,8 +27,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Refuse sizes below one."""
-        if self.microbatch_size <= 0:
-            raise ConfigError(f"batch: microbatch_size must be at least 1, found {self.microbatch_size}")
+        size = whole_number("batch: microbatch_size", self.microbatch_size, 1)
+        object.__setattr__(self, "microbatch_size", size)
 
     @property
     def name(self) -> str:

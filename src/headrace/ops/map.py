@@ -171,7 +171,12 @@ class MapBlock:
             ) from error
         keep = None
         if isinstance(result, tuple) and len(result) == 2:
-            result, keep = result[0], np.asarray(result[1], bool)
+            result, keep = result[0], np.asarray(result[1])
+            if keep.dtype != bool and keep.size:
+                raise OperatorError(
+                    f"map_block({function_name(self.fn)}): keep must hold one True or False for each row, found {keep.dtype}"
+                )
+            keep = keep.astype(bool)
         if not isinstance(result, Mapping):
             raise OperatorError(
                 f"map_block({function_name(self.fn)}) returned {type(result).__name__}; return a dict of columns"
@@ -181,6 +186,10 @@ class MapBlock:
         rows = n if keep is None else int(keep.sum())
         out: dict[str, Column] = {}
         for name, column in result.items():
+            if _is_one_value(column):
+                raise OperatorError(
+                    f"map_block({function_name(self.fn)}): column {name!r} is one {type(column).__name__}, expected {rows} values"
+                )
             if not isinstance(column, (np.ndarray, Ragged, Text)):
                 column = list(column)
             if len(column) != rows:
@@ -316,6 +325,14 @@ def _shown(block: Block) -> Block:
     if block.columns is None or HIDDEN.isdisjoint(block.columns):
         return block
     return block.with_columns({name: column for name, column in block.columns.items() if name not in HIDDEN})
+
+
+def _is_one_value(column: Any) -> bool:
+    if isinstance(column, (Ragged, Text)):
+        return False
+    if isinstance(column, np.ndarray):
+        return column.ndim == 0
+    return isinstance(column, (str, bytes)) or not hasattr(column, "__iter__")
 
 
 def _plain(column: Column) -> Any:

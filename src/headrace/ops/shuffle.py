@@ -23,6 +23,7 @@ from headrace.core import rng
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Ints, Origin, concat_blocks
 from headrace.core.op import Fields
 from headrace.errors import CheckpointError, ConfigError
+from headrace.ops.arguments import whole_number
 from headrace.ops.pool import RowPool
 
 ShuffleAlgorithm = Literal["streaming", "block", "block_warmup"]
@@ -44,8 +45,8 @@ class Shuffle:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        if self.buffer_size <= 0:
-            raise ConfigError(f"shuffle: buffer_size must be at least 1, found {self.buffer_size}")
+        object.__setattr__(self, "buffer_size", whole_number("shuffle: buffer_size", self.buffer_size, 1))
+        object.__setattr__(self, "seed", whole_number("shuffle: seed", self.seed))
         if self.algorithm not in _ALGORITHMS:
             raise ConfigError(f"shuffle: unknown algorithm {self.algorithm!r}; known: {', '.join(_ALGORITHMS)}")
         if self.warmup_growth <= 1:

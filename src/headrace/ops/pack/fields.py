@@ -12,7 +12,7 @@ records as the first one did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,12 @@ class AlignedFields:
         tokens = self.tokens or self._find_tokens(block, columns)
         lengths = self._lengths(block, tokens, block.column(tokens))
         if not self._learned() and lengths.any():
-            self._learn(block, columns, int(lengths.nonzero()[0][0]))
+            first = int(lengths.nonzero()[0][0])
+            self._learn(block, columns, first)
+            if first:  # empty documents before it say nothing, in this block or in one of their own
+                rest = self.align(block.slice(first, len(block)))
+                return TokenRows(rest.values, np.concatenate([[0] * first, rest.offsets]), block.origin.ids)
+            self._refuse_others(block, columns)
         values: dict[str, NDArray[Any]] = {}
         for name in self.dtypes:
             column = columns[name] if name in columns else block.column(name)
@@ -102,13 +107,18 @@ class AlignedFields:
                 found = f"a record must be a mapping with token ids, found {type(payload).__name__}"
                 raise PayloadTypeError(str(_error(block, row, found, "tokenize before packing")))
         columns = block.as_columns()
+        if self._learned():
+            self._refuse_others(block, columns)
+        return columns
+
+    def _refuse_others(self, block: Block, columns: dict[str, Column]) -> None:
+        """RecordError for numbers in a field that the record which decided the fields did not have."""
         for name, column in columns.items():
-            if self._learned() and name not in self.dtypes and name not in HIDDEN:
+            if name not in self.dtypes and name not in HIDDEN:
                 row = _first_numbers(column)
                 if row is not None:
                     message = f"field {name!r} appears in some records only"
                     raise _error(block, row, message, "give all records the same fields")
-        return columns
 
     def _learned(self) -> bool:
         return bool(self.tokens) and self.dtypes[self.tokens] is not None
@@ -141,6 +151,9 @@ class AlignedFields:
             raise _error(
                 block, row, "the record has 'positions' already", "pass emit_positions=False or remove the field"
             )
+        for name, dtype in found.items():
+            if dtype.kind not in "biuf":
+                raise _not_numbers(block, row, name)
         dtype = found[self.tokens]
         if self._pad is not None and dtype.kind in "iu" and not np.iinfo(dtype).min <= self._pad <= np.iinfo(dtype).max:
             message = f"pad_token_id {self._pad} does not fit the token type {dtype}"
@@ -166,6 +179,8 @@ class AlignedFields:
         dtype = self.dtypes[name]
         if isinstance(column, list):
             arrays = [np.asarray(value) for value in column if len(value)]
+            if any(array.dtype.kind not in "biuf" for array in arrays):
+                raise _not_numbers(block, _first_odd(column), name)
             flat = np.concatenate(arrays) if arrays else np.empty(0, dtype)
         else:
             flat = column.flat if isinstance(column, Ragged) else np.asarray(column).reshape(-1)
@@ -201,6 +216,16 @@ def _first_numbers(column: Column) -> int | None:
     if isinstance(column, list):
         return next((row for row, value in enumerate(column) if holds_numbers(value)), None)
     return 0 if _is_numbers(column, 0) else None
+
+
+def _first_odd(column: Sequence[Any]) -> int:
+    """The first record with something in it that is no number, or none that 64 bits hold."""
+    return next(row for row, value in enumerate(column) if len(value) and np.asarray(value).dtype.kind not in "biuf")
+
+
+def _not_numbers(block: Block, row: int, name: str) -> RecordError:
+    message = f"field {name!r} holds something that is no number of up to 64 bits"
+    return _error(block, row, message, "mend the record, or remove the field before packing")
 
 
 def _dtype(column: Column, row: int) -> np.dtype[Any]:

@@ -21,6 +21,7 @@ from headrace.core.block import Block, Origin
 from headrace.core.op import Accumulator, Fields
 from headrace.core.tokens import PADDING, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError
+from headrace.ops.arguments import whole_number
 from headrace.ops.pack.assemble import assemble_rows
 from headrace.ops.pack.best_fit import BestFit
 from headrace.ops.pack.best_fit_wrap import BestFitWrapPacker, PoolRules
@@ -41,6 +42,16 @@ _NAME: Final = "pack_flat"
 _CUTTING: Final = ("wrap", "best_fit_wrap")
 _FITTINGS: Final = {"first_fit": FirstFit, "best_fit": BestFit}
 _BINNING: Final = tuple(_FITTINGS)
+_WHOLE: Final = (
+    "max_length",
+    "num_bins",
+    "max_sequences_per_bin",
+    "pad_token_id",
+    "min_sequence_length",
+    "shuffle_seed",
+    "candidate_pool_size",
+    "max_candidate_age",
+)
 _POOL_SIZE: Final = 1024
 _AGE_PER_CANDIDATE: Final = 8
 
@@ -70,6 +81,10 @@ class PackFlat:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if value is not None or name in ("max_length", "min_sequence_length"):
+                object.__setattr__(self, name, whole_number(f"{_NAME}: {name}", value))
         for wrong, message in (*_size_problems(self), *_mode_problems(self)):
             if wrong:
                 raise ConfigError(f"{_NAME}: {message}")

@@ -83,10 +83,20 @@ def _complaint(block: Block, row: int, field: str, value: Any, error: UnicodeErr
             f"field {field!r} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}; "
             "name the encoding with .decode_text(encoding=...)"
         )
-    names = sorted(map(str, payload)) if isinstance(payload, Mapping) else sorted(block.columns or {})
-    have = f"the record has: {', '.join(names[:20]) or 'no fields'}"
+    have = _fields_of(block, row, field)
     if value is MISSING:
         return f"field {field!r} is missing; {have}. Name another field, or pass missing_field='empty' to take it as ''"
     if value is None:
         return f"field {field!r} is null; {have}. Pass missing_field='empty' to take it as ''"
-    return f"field {field!r} is a {type(value).__name__} ({value!r:.60}), not text; {have}"
+    return f"field {field!r} is of type {type(value).__name__} ({value!r:.60}), not text; {have}"
+
+
+def _fields_of(block: Block, row: int, field: str) -> str:
+    """What the record has, as far as it was read: a block of columns also shows fields that only its neighbours have."""
+    if block.rows is not None:
+        names = set(map(str, block.rows[row]))
+    else:
+        names = {n for n, c in (block.columns or {}).items() if not (isinstance(c, list) and c[row] is MISSING)}
+        if not names - {field.partition(".")[0]}:
+            return "no other field was read"
+    return f"the record has: {', '.join(sorted(names)[:20]) or 'no fields'}"

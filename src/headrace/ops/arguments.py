@@ -1,0 +1,24 @@
+"""Arguments of operators, checked and made plain where they are given."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from headrace.errors import ConfigError
+
+
+def whole_number(where: str, value: Any, least: int | None = None) -> int:
+    """`value` as an `int`, so that a numpy integer in a recipe can be written to a checkpoint.
+
+    ConfigError for anything else (`"8"`, 2.5, True, None), or for one below `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ConfigError(f"{where} must be a whole number, found {value!r}")
+    if least is not None and number < least:
+        raise ConfigError(f"{where} must be at least {least}, found {number}")
+    return number
