@@ -69,6 +69,10 @@ class RuntimeOptions:
             aggregate_timeout_s, aggregate_serializer, aggregate_compressor.
         share: "node" runs one engine for all ranks of a node; `local_rank` and `local_world_size` say which of how many this
             one is, and come from LOCAL_RANK and LOCAL_WORLD_SIZE where they are not given.
+        uneven: how finite data end when there are several groups: "drop" stops before the first step that not all groups can
+            fill, "pad" fills steps with masked batches until all data are delivered, "keep" lets each group end where its own
+            data end. None means "drop", and "keep" for a single group. `batches_per_step` is the number of batches of all groups
+            together in an optimizer step, so that no step ends half filled; None means one batch a group.
     """
 
     runner: Runner | None = None
@@ -117,6 +121,9 @@ class RuntimeOptions:
     share: Literal["node"] | None = None
     local_rank: int | None = None
     local_world_size: int | None = None
+    # the end of finite data
+    uneven: Literal["drop", "pad", "keep"] | None = None
+    batches_per_step: int | None = None
     # the documented collective form of checkpoint()
     aggregate_dir: str | None = None
     aggregate_store: str | None = None
@@ -238,6 +245,7 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "ipc_transport": get_args(IpcTransport),
     "mapping_strategy": get_args(Mapping_),
     "share": (None, "node"),
+    "uneven": (None, "drop", "pad", "keep"),
     "aggregate_serializer": ("msgpack", "json"),
     "aggregate_compressor": ("zstd", "none"),
 }
@@ -263,6 +271,7 @@ _AT_LEAST: Final = {
     "canonical_replicas": 1,
     "local_rank": 0,
     "local_world_size": 1,
+    "batches_per_step": 1,
 }
 _FLAGS: Final = ("deterministic", "progress", "digest", "mtp_mode", "mtp_auto_checkpoint", "shm_enabled")
 

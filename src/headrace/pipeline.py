@@ -41,6 +41,7 @@ from headrace.run.host import EngineSpec, HostedEngine
 from headrace.run.iteration import PipelineIterator
 from headrace.run.node_client import NodeEngine
 from headrace.run.sample import sample_before
+from headrace.run.uneven_plan import Ending, Run, launchers_store, plan_ending
 from headrace.work import WorkSource
 
 
@@ -289,12 +290,21 @@ class Pipeline:
         self._pending = None
         plan = self.plan()
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
-        consumer = Consumer(self._producer(spec), start, position)
+        consumer = Consumer(self._producer(spec), start, position, self._ending(spec))
         iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
         if self._options.digest:
             iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
         self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
         return iterator
+
+    def _ending(self, spec: EngineSpec) -> Ending:
+        """How finite data end, and with whom that must be agreed."""
+        options = self._options
+        run = Run(spec.plan, options, spec.topology, self.work_source, spec.position, spec.start, self._part)
+        shared = (
+            options.aggregate_dir is not None or options.aggregate_store is not None or launchers_store() is not None
+        )
+        return plan_ending(run, self._board if shared else None)
 
     def _producer(self, spec: EngineSpec) -> Producer:
         """The engine here, in a process of its own, or shared by the ranks of this node."""
@@ -344,17 +354,20 @@ class Pipeline:
             state = self._aggregation().gather(state)
         return ckpt.to_bytes(state) if as_bytes else state
 
+    def _board(self) -> Board:
+        """Where the ranks of this run leave messages for each other."""
+        options = self._options
+        if options.aggregate_dir is not None:
+            return open_board(f"{str(options.aggregate_dir).rstrip('/')}/{options.run_id}", options.io_options)
+        from headrace.integrations.torch_store import TorchStoreBoard
+
+        return TorchStoreBoard(options.aggregate_store or "torch://", options.run_id, options.aggregate_timeout_s)
+
     def _aggregation(self) -> Aggregation:
         options = self._options
-        if options.aggregate_store is not None:
-            from headrace.integrations.torch_store import TorchStoreBoard
-
-            board: Board = TorchStoreBoard(options.aggregate_store, options.run_id, options.aggregate_timeout_s)
-        else:
-            board = open_board(f"{str(options.aggregate_dir).rstrip('/')}/{options.run_id}", options.io_options)
         codec = Codec(options.aggregate_serializer, options.aggregate_compressor)
         return Aggregation(
-            board, options.global_rank, options.world_size, timeout_s=options.aggregate_timeout_s, codec=codec
+            self._board(), options.global_rank, options.world_size, timeout_s=options.aggregate_timeout_s, codec=codec
         )
 
     def _state(self) -> dict[str, Any]:

@@ -276,6 +276,14 @@ class SampleBatch:
         return block_from_records(self.records)
 
     @property
+    def is_masked(self) -> bool:
+        """True for a batch that holds no samples and only fills a step (`uneven="pad"`): rows of padding, no label counts."""
+        if self._records is not None:
+            return False
+        origin = self.block.origin
+        return origin.rows is not None and not len(origin.ids) and len(origin) > 0
+
+    @property
     def ids(self) -> tuple[SampleId, ...]:
         """Sample id of each row (of its first segment, for packed rows)."""
         if self._records is not None:
@@ -317,8 +325,7 @@ class SampleBatch:
         return (SampleBatch.from_block, (compact(self.block),))
 
     def _firsts(self) -> NDArray[np.int64]:
-        origin = self.block.origin
-        return origin.ids if origin.rows is None else origin.ids[origin.rows[:-1]]
+        return self.block.origin.firsts()
 
 
 # ---------------------------------------------------------------------------------------------------

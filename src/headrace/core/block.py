@@ -248,6 +248,17 @@ class Origin:
         a, b = int(self.rows[start]), int(self.rows[stop])
         return Origin(self.ids[a:b], self.rows[start : stop + 1] - a, None if self.spans is None else self.spans[a:b])
 
+    def firsts(self) -> Ints:
+        """The first segment of each row, int64 `[n, 7]`; -1 for a row of nothing but padding."""
+        if self.rows is None:
+            return self.ids
+        empty = self.rows[1:] == self.rows[:-1]
+        if not empty.any():
+            return self.ids[self.rows[:-1]]
+        firsts = np.full((len(self), self.ids.shape[1]), -1, np.int64)
+        firsts[~empty] = self.ids[self.rows[:-1][~empty]]
+        return firsts
+
     def take(self, index: Ints) -> Origin:
         """Rows in the order of `index`."""
         if self.rows is None:

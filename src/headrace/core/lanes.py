@@ -102,9 +102,28 @@ class Topology:
     def after(self, position: int, turn: Turn) -> int:
         """The run's position once a group that stood at `position` has delivered a batch, and its peers theirs.
 
-        A step takes one batch of each group. (A single group may have passed over the turns of lanes that have ended.)
+        A step takes one place of each group. (Turns of lanes that have ended may have been passed over.)
         """
-        return self.number(turn) + 1 if self.groups == 1 else position + self.groups
+        if self.mapping == "contiguous":
+            return (self.place(turn) // self.groups + 1) * self.groups + position % self.groups
+        return position + ((self.number(turn) - position) // self.groups + 1) * self.groups
+
+    def place(self, turn: Turn) -> int:
+        """Where a batch stands in the order of delivery: step `s` of one batch a group is places `s * groups` and on."""
+        if self.mapping == "contiguous":
+            block = self.lanes // self.groups
+            return (turn.number * block + turn.lane % block) * self.groups + turn.lane // block
+        return self.number(turn)
+
+    def next_place(self, place: int) -> int:
+        """The first place after this one that a lane computed here may fill."""
+        following = place + 1
+        if self.mapping == "contiguous":
+            return following + min((group - following) % self.groups for group in self.here)
+        lanes = frozenset(self.computed)
+        while following % self.lanes not in lanes:
+            following += 1
+        return following
 
     def taken(self, position: int, lane: int) -> int:
         """Batches of `lane` among the first `position` of the run."""

@@ -34,9 +34,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The lane has no more samples; operators emit what they hold."""
+    """The lane has no more samples; operators emit what they hold. To a consumer: it has no more batches.
+
+    `last` is its last batch, if somebody wants to repeat it.
+    """
 
     lane: int
+    last: Block | Item | None = None
 
 
 @dataclass(frozen=True, slots=True)

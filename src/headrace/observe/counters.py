@@ -68,6 +68,10 @@ class Deliveries:
     batches: int = 0
     rows: int = 0
     tokens: int = 0
+    padded: int = 0
+    """Masked batches that filled steps at the end."""
+    left_over: Deliveries | None = None
+    """Batches past the last step that every group could fill: made, and not delivered."""
     _by_dataset: Counter[int] = field(default_factory=Counter)
     _recent: list[Origin] = field(default_factory=list)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from headrace.observe.counters import Counters, Deliveries
+
+LEFT_OVER: Final = "uneven: past the last step that every group can fill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class PipelineSummary:
     queue_capacity: int
     loop_waited_s: float
     engine_waited_s: float
+    padded: int = 0
+    left_over: int = 0
 
     def bottleneck(self) -> str:
         """One sentence on who waits for whom."""
@@ -102,6 +106,9 @@ def summarize(engine: EngineSummary, deliveries: Deliveries) -> PipelineSummary:
     dropped: dict[int, dict[str, int]] = {}
     for dataset, why, n in engine.dropped:
         dropped.setdefault(dataset, {})[why] = n
+    left_over = deliveries.left_over
+    for dataset, n in {} if left_over is None else left_over.by_dataset().items():
+        dropped.setdefault(dataset, {})[LEFT_OVER] = n
     return PipelineSummary(
         operators=engine.operators,
         datasets=tuple(
@@ -117,4 +124,6 @@ def summarize(engine: EngineSummary, deliveries: Deliveries) -> PipelineSummary:
         queue_capacity=engine.queue_capacity,
         loop_waited_s=engine.loop_waited_s,
         engine_waited_s=engine.engine_waited_s,
+        padded=deliveries.padded,
+        left_over=0 if left_over is None else left_over.batches,
     )

@@ -6,18 +6,21 @@ in another.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from headrace.core.block import Block, Origin
+from headrace.core.block import Block
 from headrace.core.checkpoint import LaneState, Span
 from headrace.core.lanes import Topology, Turn
-from headrace.core.message import Cut, Item, Message
+from headrace.core.message import Cut, End, Item, Message
+from headrace.core.tokens import count_tokens
 from headrace.observe.counters import Deliveries
 from headrace.observe.summary import EngineSummary
-from headrace.run.handover import Finished
 from headrace.run.progress import LaneProgress
+from headrace.run.uneven import Stream, is_masked
+from headrace.run.uneven_plan import Ending
 
 
 class Producer(Protocol):
@@ -57,7 +60,9 @@ class Producer(Protocol):
 class Consumer:
     """Follows the messages of a producer."""
 
-    def __init__(self, producer: Producer, start: Mapping[int, LaneState], position: int) -> None:
+    def __init__(
+        self, producer: Producer, start: Mapping[int, LaneState], position: int, ending: Ending | None = None
+    ) -> None:
         self.producer, self.topology, self.position = producer, producer.topology, position
         self.deliveries = Deliveries()
         self._progress = {
@@ -65,27 +70,39 @@ class Consumer:
             for lane in self.topology.computed
         }
         self._numbers = {lane: self.topology.taken(position, lane) for lane in self.topology.computed}
-        self._local: deque[tuple[Turn, Message]] = deque()
-        self._over = False
+        self._ended: set[int] = set()
+        self._stream = Stream(producer.take) if ending is None else ending.stream(producer.take)
+
+    def start(self) -> None:
+        """Start the producer."""
+        self.producer.start()
+        self._stream.start()
+
+    def close(self) -> None:
+        """Stop the producer."""
+        self._stream.close()
+        self.producer.close()
 
     def next(self) -> Block | Item:
         """The next batch for this rank; StopIteration at the end."""
         while True:
-            turn, message = self._pull()
+            try:
+                turn, message = self._stream.pull()
+            except StopIteration:
+                self._count_left_over()
+                raise
             if self._account(turn, message):
                 assert isinstance(message, (Block, Item))
                 return message
 
-    def _pull(self) -> tuple[Turn, Message]:
-        if not self._local:
-            if self._over:
-                raise StopIteration
-            try:
-                self._local = self.producer.take()
-            except Finished:
-                self._over = True
-                raise StopIteration from None
-        return self._local.popleft()
+    def _count_left_over(self) -> None:
+        """What lies past the last step that every group can fill, each batch counted by the group that would have had it."""
+        if self.topology.overhead > 1:
+            self._catch_up()
+        for turn, message in self._stream.rest():
+            if isinstance(message, (Block, Item)) and turn.mine:
+                left_over = self.deliveries.left_over = self.deliveries.left_over or Deliveries()
+                left_over.add(message.origin, _tokens(message))
 
     def _account(self, turn: Turn, message: Message) -> bool:
         """Follow one message; true if it is a batch that this rank delivers."""
@@ -93,8 +110,12 @@ class Consumer:
         if isinstance(message, Cut):
             progress.passed(message)
             return False
-        progress.took()
-        self._numbers[turn.lane] = turn.number + 1
+        if isinstance(message, End):
+            self._ended.add(turn.lane)
+            return False
+        if not is_masked(message):
+            progress.took()
+            self._numbers[turn.lane] = turn.number + 1
         if not turn.mine:
             return False
         self.position = self.topology.after(self.position, turn)
@@ -108,22 +129,26 @@ class Consumer:
 
     def _catch_up(self) -> None:
         """Follow the batches before this rank's position. What an engine that has failed cannot tell is counted instead."""
-        try:
+        with contextlib.suppress(Exception):  # whatever ended the engine: the loop raises it, a checkpoint need not
             while True:
-                turn, message = self._pull()
+                try:
+                    turn, message = self._stream.pull()
+                except StopIteration:
+                    break
                 if self.topology.number(turn) >= self.position:
-                    self._local.appendleft((turn, message))
+                    self._stream.put_back(turn, message)
                     return
                 self._account(turn, message)
-        except StopIteration:
-            return
-        except Exception:  # noqa: BLE001  whatever ended the engine: the loop raises it, a checkpoint need not
-            for lane, progress in self._progress.items():
+        for lane, progress in self._progress.items():
+            if lane not in self._ended:
                 progress.passed_over(self.topology.taken(self.position, lane) - self._numbers[lane])
 
-    def deliver(self, origin: Origin, tokens: int) -> None:
+    def deliver(self, message: Block | Item) -> None:
         """Count a batch that goes to the loop."""
-        self.deliveries.add(origin, tokens)
+        if is_masked(message):
+            self.deliveries.padded += 1
+        else:
+            self.deliveries.add(message.origin, _tokens(message))
 
     def in_flight(self) -> dict[int, int]:
         """Chunks of each lane that were handed out and may still have records on their way."""
@@ -131,3 +156,7 @@ class Consumer:
             lane: max(0, self.producer.drawn(lane) - min(progress.incomplete_from()))
             for lane, progress in self._progress.items()
         }
+
+
+def _tokens(message: Block | Item) -> int:
+    return count_tokens(message) if isinstance(message, Block) and message.columns is not None else 0

@@ -22,7 +22,7 @@ from typing import Any
 from headrace.core.block import DATASET, ROW, SHARD, Block
 from headrace.core.checkpoint import LaneState, Span
 from headrace.core.lanes import Topology, Turn
-from headrace.core.message import Cut, Item, Message
+from headrace.core.message import Cut, End, Item, Message
 from headrace.core.plan import Plan, Stage
 from headrace.errors import DataError, OperatorError, RecordError
 from headrace.observe.counters import Counters, OperatorCounters
@@ -77,6 +77,7 @@ class Engine:
             settle=self._settle,
             windows=[max(1, stage.window // len(topology.computed)) for stage in plan.stages],
             lane_source=lane_source,
+            keep_last=options.uneven == "pad",
             stats=self._stats,
         )
         self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
@@ -121,7 +122,7 @@ class Engine:
             drive.close()  # type: ignore[attr-defined]
 
     def _drive(self) -> Iterator[tuple[Turn, Message]]:
-        """Cuts and batches of the computed lanes, in global order. A lane that has ended loses its turns."""
+        """Cuts and batches of the computed lanes, in global order. A lane that has ended says so and loses its turns."""
         streams = {lane: self.lanes[lane].messages() for lane in self.topology.computed}
         try:
             for turn in self.topology.turns(self._position):
@@ -136,7 +137,8 @@ class Engine:
                         yield turn, message
                 else:
                     del streams[turn.lane]
-                    if not streams or self.topology.rank_groups > 1:
+                    yield turn, End(turn.lane, self.lanes[turn.lane].last)
+                    if not streams:
                         return
         finally:
             for stream in streams.values():

@@ -17,7 +17,7 @@ from typing import Any, Final
 from headrace.core.block import Block
 from headrace.core.checkpoint import LaneState, Span
 from headrace.core.lanes import Topology, Turn
-from headrace.core.message import Message
+from headrace.core.message import End, Message
 from headrace.core.plan import Plan
 from headrace.observe.summary import EngineSummary
 from headrace.options import RuntimeOptions
@@ -117,7 +117,13 @@ def tell(engine: Engine, packet: Packet) -> None:
 
 def portable(message: Message) -> Message:
     """A message as it crosses to another process: without the rest of the arrays that it is a view of."""
-    return compact(message) if isinstance(message, Block) else message
+    match message:
+        case Block():
+            return compact(message)
+        case End(last=Block() as last):
+            return replace(message, last=compact(last))
+        case _:
+            return message
 
 
 class RemoteEngine:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.core.block import Block
-from headrace.core.tokens import count_tokens
 from headrace.observe.summary import summarize
 from headrace.run.consumer import Consumer
 from headrace.run.digest import DigestLog
+from headrace.run.uneven import is_masked
 from headrace.types import SampleBatch
 
 
@@ -22,10 +22,10 @@ class PipelineIterator(Iterator[Any]):
         self._bar: Any = None
         self.digests: DigestLog | None = None
         try:
-            consumer.producer.start()
+            consumer.start()
         except BaseException:
             self.closed = True
-            consumer.producer.close()
+            consumer.close()
             raise
         if progress:
             from headrace.observe.bar import ProgressBar
@@ -41,11 +41,11 @@ class PipelineIterator(Iterator[Any]):
         try:
             while True:
                 message = self.consumer.next()
-                if self.digests is not None:
+                if self.digests is not None and not is_masked(message):
                     self.digests.add(message, self.consumer.position)
                 if isinstance(message, Block):
                     return self._deliver(message)
-                self.consumer.deliver(message.origin, 0)
+                self.consumer.deliver(message)
                 if message.value is not None:
                     return message.value
         except BaseException:
@@ -53,7 +53,7 @@ class PipelineIterator(Iterator[Any]):
             raise
 
     def _deliver(self, block: Block) -> Any:
-        self.consumer.deliver(block.origin, 0 if block.columns is None else count_tokens(block))
+        self.consumer.deliver(block)
         batch = SampleBatch.from_block(block)
         return batch if self._batched else batch.records[0]
 
@@ -66,7 +66,7 @@ class PipelineIterator(Iterator[Any]):
             self._on_close(self.consumer)
             if self.digests is not None:
                 self.digests.close()
-            self.consumer.producer.close()
+            self.consumer.close()
 
     def __del__(self) -> None:
         if not self.closed:

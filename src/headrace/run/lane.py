@@ -38,6 +38,7 @@ class Workshop:
     settle: Callable[[StageResult, Stage], Block]
     windows: list[int]
     lane_source: Callable[[int], LaneSource]
+    keep_last: bool = False
     stats: dict[int, OperatorCounters] = field(default_factory=dict)
 
 
@@ -49,6 +50,8 @@ class Lane:
         self.sources: dict[int, dict[str, Any]] = dict(start.sources)
         self.released: dict[int, list[Span]] = {}
         """With deterministic=False: the order in which blocks were released, by the position of the cut before them."""
+        self.last: Block | Item | None = None
+        """The newest batch, delivered or not, where somebody wants to repeat it (`keep_last`)."""
         self._source = shop.lane_source(lane)
         self.feed = LaneFeed(lane, self._source, shop.plan, self.sources)
 
@@ -70,7 +73,15 @@ class Lane:
                 stream = self._stateless(index, stage, stream)
         if not self._shop.plan.batched:
             stream = _one_by_one(stream)
+        if self._shop.keep_last:
+            stream = self._remembering(stream)
         return _after(stream, start.taken)
+
+    def _remembering(self, stream: Iterator[Message]) -> Iterator[Message]:
+        for message in stream:
+            if isinstance(message, (Block, Item)):
+                self.last = message
+            yield message
 
     # -- restoring -----------------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.core.checkpoint import LaneState
 from headrace.core.lanes import Topology
 from headrace.core.plan import Plan
 from headrace.core.uneven import Steps, batches_in, standing_of
@@ -34,7 +35,8 @@ from headrace.run.uneven_board import BoardAgreement
 
 OpenBoard = Callable[[], Board]
 
-_sessions: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+_sessions: defaultdict[tuple[str, int], Iterator[int]] = defaultdict(itertools.count)
+"""Iterations of a run that each member of this process has begun; all members count alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Run:
     topology: Topology
     work_source: Any
     position: int
+    start: Mapping[int, LaneState] = field(default_factory=dict)
     part: tuple[int, int] | None = None
 
 
@@ -130,7 +133,7 @@ def _agreement(run: Run, open_board: OpenBoard | None) -> Agreement:
             "folder or object-store URL that all see, or aggregate_store='torch://' (found by itself where torch.distributed is "
             "initialised). Or let the curriculum go on (stop_after_passes=None), or end each group by itself (uneven='keep')"
         )
-    session = f"end-{next(_sessions[run.options.run_id])}"
+    session = f"end-{next(_sessions[run.options.run_id, member.number])}"
     return BoardAgreement(board, session, member.number, member.count, run.options.aggregate_timeout_s, member.who)
 
 
@@ -146,12 +149,20 @@ def lane_lengths(run: Run) -> dict[int, int] | None:
     if total_of is None or not all(keeps_rows(node.op, node.on_error or run.options.on_error) for node in nodes):
         return None
     lanes = run.topology.lanes
+    if any(_changed_on_purpose(run.work_source, lanes, lane, state) for lane, state in run.start.items()):
+        return None
     samples = {lane: total_of(lane, lanes) for lane in range(lanes)}
     batch = next((node.op for node in nodes if node.op.name == "batch"), None)
     if batch is None:
         return samples
-    flushed = run.plan.flush_every * int(run.work_source.chunk_size)
+    flushed = run.plan.flush_every * int(run.work_source.chunk_size_hint())
     return {lane: batches_in(n, batch.microbatch_size, batch.drop_last, flushed) for lane, n in samples.items()}
+
+
+def _changed_on_purpose(work_source: Any, lanes: int, lane: int, state: LaneState) -> bool:
+    """Whether the weights have been others before: then the length is not the curriculum's own."""
+    fresh = work_source.lane(lane, lanes).state().get("eras")
+    return any(source.get("eras") != fresh for source in state.sources.values())
 
 
 def keeps_rows(op: Any, on_error: str) -> bool:

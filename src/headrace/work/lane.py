@@ -52,6 +52,19 @@ class Curriculum:
         dealt = rng.shuffled(int(rng.bits(rng.key(self.seed, "lanes"), draw)), lanes)
         return draw * lanes + int(dealt[lane])
 
+    def lane_samples(self, total: int, lane: int, lanes: int) -> int:
+        """Samples of one lane in a stream of `total`, from the chunks of its last round; no chunk is made."""
+        chunks = -(-total // self.chunk_size)
+        rounds, extra = divmod(chunks, lanes)
+        count = rounds * self.chunk_size
+        last = chunks - 1
+        if extra and self.chunk_number(rounds, lane, lanes) < chunks:
+            count += self.chunk_size
+            holds_last = self.chunk_number(rounds, lane, lanes) == last
+        else:
+            holds_last = not extra and rounds > 0 and self.chunk_number(rounds - 1, lane, lanes) == last
+        return count - (chunks * self.chunk_size - total) if holds_last else count
+
     def samples(self, timeline: Timeline, start: int) -> Samples:
         """One chunk of the stream; short at its end, empty past it."""
         pieces = timeline.pieces(start, start + self.chunk_size)

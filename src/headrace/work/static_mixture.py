@@ -201,6 +201,10 @@ class StaticMixtureWorkSource(WorkSource):
         total = self._timeline.total()
         return math.inf if total is None else total
 
+    def samples_of_lane(self, lane: int, lanes: int) -> int:
+        """Samples of one lane, exactly; TypeError for a stream without end."""
+        return self._curriculum.lane_samples(len(self), lane, lanes)
+
     def __len__(self) -> int:
         total = self._timeline.total()
         if total is None:
