@@ -26,6 +26,7 @@ from headrace.run.failure import Failure, shorten, unpack
 from headrace.run.shm import Recycler
 from headrace.run.task import RUNNING, STARTED, depth
 
+_DEEP = 5.0
 _TICK = 0.05  # seconds between two looks at the clock of a running item, where items have a time limit
 
 
@@ -44,6 +45,9 @@ class ProcessExecutor:
         self._seen: list[tuple[int, float]] = [(0, 0.0)] * len(config.seats)
         self._stats = WorkerStatistics()
         self._fatal: BaseException | None = None
+        self._least = (
+            2.0  # pieces a worker may hold: more when workers run dry, as they do where this process must wait
+        )
         self._singly = 0  # inputs to be sent one by one, because one of them cannot be pickled
         self._watched: dict[Any, Callable[[], bool]] = {}
         self._woken = self._ready = False
@@ -222,7 +226,9 @@ class ProcessExecutor:
         nbytes = int(max(frame.nbytes, batch.item_bytes * frame.a))
         part = Part(batch.key, start, frame.a, values, failure, frame.seconds, nbytes, report)
         if frame.a:
-            self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a))
+            dry = not self._dispatch.holds(child.index)
+            self._least = min(_DEEP, self._least + 1.0) if dry else max(2.0, self._least - 0.01)
+            self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a, int(self._least)))
         self._parts.append(part)
 
     def _bury(self, child: supervise.Child) -> None:

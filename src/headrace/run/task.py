@@ -22,15 +22,15 @@ SLICE = 0.02  # seconds of work after which a worker reports, even in the middle
 DEEPEST = 8
 
 
-def depth(seconds: float, items: int) -> int:
+def depth(seconds: float, items: int, least: int = 2) -> int:
     """How many pieces a worker may hold, from how long the last one took.
 
     None behind a slow item, so that nothing waits for it while another worker is free; otherwise enough for about 10 ms,
-    so that a parent that is kept from its processor for a moment does not let the workers starve.
+    and `least` pieces in any case.
     """
     if seconds >= SLICE * items:
         return 1
-    return max(2, min(DEEPEST, int(0.01 / max(seconds, 1e-6))))
+    return max(least, min(DEEPEST, int(0.01 / max(seconds, 1e-6))))
 
 
 Words = list[int] | memoryview

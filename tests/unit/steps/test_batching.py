@@ -19,7 +19,7 @@ def test_a_steady_cost_leads_to_the_targets(cost: float, nbytes: float) -> None:
     assert size.items == 1 or ideal / 2 <= size.items <= ideal + 1
 
 
-def test_a_jump_is_believed_at_once_and_a_drop_slowly() -> None:
+def test_a_jump_is_believed_soon_and_a_drop_slowly() -> None:
     size = BatchSize()
     for _ in range(20):
         size.observe(size.items, size.items * 1e-6, size.items)
