@@ -11,9 +11,10 @@ care about order, so those of ranks, lanes and legs of a run add up to that of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,25 +28,51 @@ from headrace.errors import ConfigError
 MODULUS: Final = 1 << 128
 _ABSENT: Final = b"\xc1"
 _WIDE: Final = {"b": np.dtype("<i8"), "i": np.dtype("<i8"), "u": np.dtype("<u8"), "f": np.dtype("<f8")}
+_NUMBER: Final = {kind: f"number {kind}" for kind in "biuf"}
 _FOLD: Final = np.uint64(0x9E3779B97F4A7C15)
-_NO_MARKS: Final = np.zeros(0, np.uint64)
 
 
 class BatchDigest(NamedTuple):
-    """Digest of one batch (16 bytes), the mark of each row (uint64 `[n]`), and where each segment came from: `samples` int64
-    `[m, 3]` of dataset, shard, row, with `segments` (int64 `[n]`) of them in each row, or None for one each.
+    """Digest of one batch (16 bytes), and what it takes to say later where two batches differ: where the rows came from, and, for
+    each field, bytes of equal size for each row.
     """
 
     digest: bytes
-    marks: NDArray[np.uint64]
-    samples: Ints
-    segments: Ints | None
+    origin: Origin
+    columns: tuple[bytes, ...] = ()
+
+    @property
+    def samples(self) -> Ints:
+        """Dataset, shard and row of every segment, int64 `[m, 3]`."""
+        return self.origin.ids[:, DATASET : ROW + 1]
+
+    @property
+    def segments(self) -> Ints | None:
+        """Segments in each row, int64 `[n]`; None for one each."""
+        rows = self.origin.rows
+        return None if rows is None else rows[1:] - rows[:-1]
+
+
+def row_marks(batches: Sequence[BatchDigest]) -> NDArray[np.uint64]:
+    """A number for every row of every batch; values of user functions have none."""
+    filled = [batch.columns for batch in batches if batch.columns and batch.columns[0]]
+    if not filled:
+        return np.zeros(0, np.uint64)
+    rows = [len(batch.origin) for batch in batches if batch.columns and batch.columns[0]]
+    marks = np.zeros(0, np.uint64)
+    for number, same in enumerate(zip_longest(*filled, fillvalue=b"")):
+        total = b"".join(same)
+        width = len(total) // sum(rows)
+        if list(map(len, same)) != [width * n for n in rows]:  # other fields in some batches
+            return np.concatenate([row_marks([batch]) for batch in batches])
+        words = np.frombuffer(total, "<u8")[:: width // 8]
+        marks = marks * _FOLD + words if number else words
+    return marks
 
 
 def digest_block(block: Block) -> BatchDigest:
     """Of a batch that is a block."""
     parts: list[Any] = []
-    marks = _NO_MARKS
     columns = block.columns
     if columns is None:
         plain = not all(isinstance(row, Mapping) for row in block.rows or ())
@@ -54,22 +81,17 @@ def digest_block(block: Block) -> BatchDigest:
         kind, digests = _column(columns[name])
         if kind:
             parts += (_header(name, kind), digests)
-            if digests:
-                words = np.frombuffer(digests, "<u8")[:: len(digests) // (8 * len(block))]
-                marks = words if marks is _NO_MARKS else marks * _FOLD + words
-    return _with_origin(parts, marks, block.origin)
+    return BatchDigest(_with_origin(parts, block.origin), block.origin, tuple(parts[1::2]))
 
 
 def digest_value(value: Any, origin: Origin) -> BatchDigest:
     """Of what a user's function made of a batch. ConfigError for objects that have no canonical bytes."""
-    return _with_origin([xxh3_128_digest(_encode(value))], _NO_MARKS, origin)
+    return BatchDigest(_with_origin([xxh3_128_digest(_encode(value))], origin), origin)
 
 
-def _with_origin(parts: list[Any], marks: NDArray[np.uint64], origin: Origin) -> BatchDigest:
-    ids, rows, spans = origin.ids, origin.rows, origin.spans
-    segments = None if rows is None else rows[1:] - rows[:-1]
-    parts += [array.tobytes() for array in (ids, segments, spans) if array is not None]
-    return BatchDigest(xxh3_128_digest(b"".join(parts)), marks, ids[:, DATASET : ROW + 1], segments)
+def _with_origin(parts: list[Any], origin: Origin) -> bytes:
+    arrays = (origin.ids, origin.rows, origin.spans)
+    return xxh3_128_digest(b"".join([*parts, *(array.tobytes() for array in arrays if array is not None)]))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -84,7 +106,7 @@ def _column(column: Column) -> tuple[str, bytes]:
             if column.ndim == 1:
                 return _numbers(column)
             rows = column if column.flags.c_contiguous else np.ascontiguousarray(column)
-            return _sequences(column.dtype, column.shape[2:]), b"".join([xxh3_128_digest(row) for row in rows])
+            return _sequences(column.dtype, column.shape[2:]), b"".join(map(xxh3_128_digest, rows))
         case Ragged() if column.values.dtype.kind in "biuf" and column.values.ndim == 1:
             return _sequences(column.values.dtype, ()), _pieces(column.flat, column.offsets)
         case Text():
@@ -98,7 +120,6 @@ def _header(name: str, kind: str) -> bytes:
     return f"{len(name)} {name} {kind} ".encode()
 
 
-@lru_cache(maxsize=1024)
 def _sequences(dtype: np.dtype[Any], inner: tuple[int, ...]) -> str:
     return f"rows {dtype.str} {inner}"
 
@@ -115,7 +136,7 @@ def _numbers(values: NDArray[Any]) -> tuple[str, bytes]:
     wide = values.astype(_WIDE[kind])
     if kind == "u" and not (wide >= np.uint64(1 << 63)).any():
         kind, wide = "i", wide.astype("<i8")
-    return f"number {kind}", wide.tobytes()
+    return _NUMBER[kind], wide.tobytes()
 
 
 def _objects(values: list[Any]) -> tuple[str, bytes]:

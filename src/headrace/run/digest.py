@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.core.block import Block, Ints
-from headrace.core.digest import BatchDigest, RollingDigest, digest_block, digest_value
+from headrace.core.block import DATASET, ROW, Block
+from headrace.core.digest import BatchDigest, RollingDigest, digest_block, digest_value, row_marks
 from headrace.core.lanes import Topology
 from headrace.core.message import Item
 
@@ -74,9 +74,9 @@ class DigestLog:
         self, path: str | None, topology: Topology, position: int, recipe: Any, datasets: Mapping[int, Any]
     ) -> None:
         """Begin a leg at global position `position`."""
-        self.rolling = RollingDigest()
+        self._rolling = RollingDigest()
         self._topology = topology
-        self._waiting: list[tuple[int, int, int, BatchDigest]] = []
+        self._waiting: list[tuple[int, int, BatchDigest]] = []
         self._file: BinaryIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -98,17 +98,23 @@ class DigestLog:
         """Count a batch; `position` is the rank's after it."""
         number = last_number(self._topology, position)
         found = digest_block(message) if isinstance(message, Block) else digest_value(message.value, message.origin)
-        self.rolling.add(number, message.lane, found.digest)
-        if self._file is not None:
-            self._waiting.append((number, message.lane, len(message.origin), found))
-            if len(self._waiting) >= GROUP:
-                self.flush()
+        self._waiting.append((number, message.lane, found))
+        if len(self._waiting) >= GROUP:
+            self.flush()
+
+    @property
+    def rolling(self) -> RollingDigest:
+        """Everything since the leg began."""
+        self.flush()
+        return self._rolling
 
     def flush(self) -> None:
-        """Write out what waits."""
-        if self._file is not None and self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self._file.write(_json.encode(_group(waiting, self.rolling)) + b"\n")
+        """Add up and write out what waits."""
+        waiting, self._waiting = self._waiting, []
+        for number, lane, found in waiting:
+            self._rolling.add(number, lane, found.digest)
+        if self._file is not None and waiting:
+            self._file.write(_json.encode(_group(waiting, self._rolling)) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -119,23 +125,25 @@ class DigestLog:
             self._file = None
 
 
-def _group(batches: list[tuple[int, int, int, BatchDigest]], rolling: RollingDigest) -> Group:
-    numbers, lanes, rows, found = zip(*batches, strict=True)
-    samples: Ints = np.concatenate([batch.samples for batch in found])
-    wide = bool(samples.size) and not 0 <= int(samples.min()) <= int(samples.max()) < 1 << 32
-    counts: list[Ints] = [batch.segments for batch in found if batch.segments is not None]
+def _group(batches: list[tuple[int, int, BatchDigest]], rolling: RollingDigest) -> Group:
+    numbers, lanes, found = zip(*batches, strict=True)
+    rows = [len(batch.origin) for batch in found]
+    ids = [batch.origin.ids for batch in found]
+    samples = np.concatenate(ids)[:, DATASET : ROW + 1]
+    wide = bool(samples.size) and int(samples.view(np.uint64).max()) >= 1 << 32  # or negative
+    ends = [batch.origin.rows for batch in found if batch.origin.rows is not None]
     return Group(
         j=list(numbers),
         lane=list(lanes),
-        rows=list(rows),
+        rows=rows,
         digests=b"".join([batch.digest for batch in found]),
         wide=wide,
         samples=samples.astype("<i8" if wide else "<u4").tobytes(),
-        segments=[len(batch.samples) for batch in found],
-        row_segments=np.concatenate(counts).astype("<u4").tobytes() if counts else b"",
-        packed=[batch.segments is not None for batch in found],
-        marks=np.concatenate([batch.marks for batch in found]).astype("<u8").tobytes(),
-        marked=[len(batch.marks) for batch in found],
+        segments=list(map(len, ids)),
+        row_segments=np.concatenate([end[1:] - end[:-1] for end in ends]).astype("<u4").tobytes() if ends else b"",
+        packed=[batch.origin.rows is not None for batch in found],
+        marks=row_marks(found).tobytes(),
+        marked=[n if batch.columns else 0 for n, batch in zip(rows, found, strict=True)],
         lane_digests={str(lane): f"{value:032x}" for lane, value in sorted(rolling.lanes.items())},
         stream_digest=f"{rolling.total:032x}",
     )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.block import MISSING, Block, Origin, Ragged, Text
-from headrace.core.digest import MODULUS, RollingDigest, digest_block, digest_value, term
+from headrace.core.digest import MODULUS, RollingDigest, digest_block, digest_value, row_marks, term
 from headrace.errors import ConfigError
 from headrace.types import SampleBatch
 
@@ -102,10 +102,16 @@ def test_each_row_has_a_mark_of_its_own() -> None:
     other = MATRIX.copy()
     other[1, 2] += 1
     a, b = (digest_block(Block(0, origin(3), {"x": m, "y": [1.0, 2.0, 3.0]})) for m in (MATRIX, other))
-    assert (a.marks != b.marks).tolist() == [False, True, False]
+    assert (row_marks([a]) != row_marks([b])).tolist() == [False, True, False]
     c = digest_block(Block(0, origin(3), {"x": MATRIX, "y": [1.0, 2.0, 4.0]}))
-    assert (a.marks != c.marks).tolist() == [False, False, True]
-    assert digest_block(Block(0, origin(0), {"x": MATRIX[:0]})).marks.tolist() == []
+    assert (row_marks([a]) != row_marks([c])).tolist() == [False, False, True]
+    nothing = digest_block(Block(0, origin(0), {"x": MATRIX[:0]}))
+    value = digest_value(1, origin(1))
+    assert row_marks([nothing]).tolist() == [] == row_marks([value]).tolist()
+    one = digest_block(Block(0, origin(3), {"x": MATRIX}))
+    for batches in ([a, b], [a, one, b], [value, a, nothing], [nothing, value]):
+        alone = [mark for batch in batches for mark in row_marks([batch]).tolist()]
+        assert row_marks(batches).tolist() == alone
 
 
 def test_values_of_user_functions() -> None:
