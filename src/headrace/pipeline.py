@@ -290,17 +290,19 @@ class Pipeline:
         self._pending = None
         plan = self.plan()
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
-        consumer = Consumer(self._producer(spec), start, position, self._ending(spec))
+        producer = self._producer(spec)
+        consumer = Consumer(producer, start, position, self._ending(spec, producer))
         iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
         if self._options.digest:
             iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
         self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
         return iterator
 
-    def _ending(self, spec: EngineSpec) -> Ending:
+    def _ending(self, spec: EngineSpec, producer: Producer) -> Ending:
         """How finite data end, and with whom that must be agreed."""
         options = self._options
-        run = Run(spec.plan, options, spec.topology, self.work_source, spec.position, spec.start, self._part)
+        node = producer.messages if isinstance(producer, NodeEngine) else None
+        run = Run(spec.plan, options, spec.topology, self.work_source, spec.position, spec.start, self._part, node)
         shared = (
             options.aggregate_dir is not None or options.aggregate_store is not None or launchers_store() is not None
         )

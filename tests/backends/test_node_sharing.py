@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ class Node:
 
     def __init__(self, groups: list[int], *, lanes: int, share: bool = True, each: Any = None, **config: Any) -> None:
         self.run_id = uuid.uuid4().hex
+        port = free_port() if config.get("torch") else 0
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self.ranks: list[subprocess.Popen[str]] = []
         for rank, group in enumerate(groups):
@@ -58,9 +60,16 @@ class Node:
                 **({"share": "node", "local_rank": rank, "local_world_size": len(groups)} if share else {}),
                 **mine.get("options", {}),
             }
+            env |= self.environment(rank, len(groups), port) if port else {}
             command = [sys.executable, str(PROGRAM), json.dumps(mine)]
             pipe = subprocess.PIPE
             self.ranks.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env))
+
+    @staticmethod
+    def environment(rank: int, size: int, port: int) -> dict[str, str]:
+        """What a launcher tells its ranks."""
+        told = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return {name: str(value) for name, value in told.items()}
 
     def engines(self) -> list[psutil.Process]:
         """The engine's process, once it is there."""
@@ -97,6 +106,13 @@ class Node:
         return out
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
 def alone(group: int, groups: int, lanes: int, take: int, states: Any = None) -> tuple[list[str], str]:
     """The batches and the checkpoint of one group with an engine of its own."""
     pipeline = build(canonical_replicas=lanes, dp_degree=groups, dp_group_id=group, runner="inline")
@@ -114,7 +130,7 @@ def no_process_is_left() -> Any:
     yield
     assert wait_until(lambda: not engines_anywhere())
     folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
-    assert not list(folder.glob(f"*.{os.getpid()}"))
+    assert not list(folder.glob("*.d"))
 
 
 def engines_anywhere() -> list[int]:
@@ -230,6 +246,36 @@ def test_random_departures(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3, 60))
 def test_many_random_departures(seed: int) -> None:
     kill_at_random(seed)
+
+
+# -- the end of finite data ------------------------------------------------------------------------------
+
+FINITE = {"exhausted_policy": "stop"}
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "an engine each"])
+@pytest.mark.parametrize("rule", ["drop", "pad"])
+def test_groups_in_processes_of_their_own_end_at_the_same_step(rule: str, share: bool, tmp_path: Path) -> None:
+    """The chain packs, so only running it tells how long a lane is. Over a folder; or with sharing, over the node's own."""
+    board = {} if share else {"aggregate_dir": str(tmp_path)}
+    said = Node([0, 1, 2], lanes=3, share=share, take=10_000, source=FINITE, options={"uneven": rule, **board}).said()
+    assert [(one.errors, one.noise, one.returncode) for one in said] == [([], "", 0)] * 3
+    (steps,) = {len(one.batches) for one in said}
+    lanes: list[list[str]] = [[], [], []]
+    for batch in build(source=FINITE, canonical_replicas=3, runner="inline"):
+        lanes[batch.lane_ids[0]].append(shown(batch))
+    lengths = [len(lane) for lane in lanes]
+    assert min(lengths) < max(lengths)
+    assert steps == (min(lengths) if rule == "drop" else max(lengths))
+    for one, lane in zip(said, lanes, strict=True):
+        assert one.batches == (lane[:steps] + ["masked"] * (steps - len(lane)))
+    assert len({json.dumps(sorted(one.states)) for one in said}) == 3
+
+
+def test_the_store_of_torch_distributed_is_found_where_it_is_initialised() -> None:
+    one, other = Node([0, 1], lanes=2, share=False, take=10_000, source=FINITE, torch=True).said()
+    assert (one.errors, other.errors, one.returncode, other.returncode) == ([], [], 0, 0)
+    assert len(one.batches) == len(other.batches) > 50
 
 
 # -- errors --------------------------------------------------------------------------------------------

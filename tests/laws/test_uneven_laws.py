@@ -37,7 +37,8 @@ def batched(recipe: Recipe) -> Recipe:
 def plain(recipe: Recipe) -> Recipe:
     """The same recipe without what makes or drops rows: lengths of lanes follow from the curriculum."""
     batch = recipe.batch or {"microbatch_size": 2}
-    return replace(recipe, keep=None, pack=None, late_shuffle=None, split=None, keep_rows=None, batch=batch)
+    kept = {"shuffle": recipe.shuffle, "batch": batch, "lanes": recipe.lanes, "flush": recipe.flush}
+    return Recipe(recipe.shards, recipe.weights, recipe.source, **kept)
 
 
 def groups_of(recipe: Recipe, groups: int, build: Callable[..., Pipeline], **options: Any) -> list[Pipeline]:

@@ -20,12 +20,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from headrace.core.block import Block, Origin
@@ -37,6 +39,7 @@ from headrace.run import wire
 from headrace.run.failure import from_exception, pack
 from headrace.run.handover import Closed, Finished, Handover
 from headrace.run.host import SUMMARY_S, EngineSpec, Packet, portable, tell
+from headrace.run.node_place import messages_beside
 
 HELLO, WELCOME, PACKET, FAILED = range(101, 105)
 """Kinds of frames: from a rank, and to it."""
@@ -54,6 +57,7 @@ class Hello:
     local_rank: int
     topology: Topology
     state: dict[str, Any]
+    cut_every: int
     spec: bytes | None = None
 
 
@@ -174,6 +178,7 @@ def require_agreement(hellos: Sequence[Hello]) -> dict[int, LaneState]:
             ("dp_degree", first.topology.groups, hello.topology.groups),
             ("canonical_replicas", first.topology.lanes, hello.topology.lanes),
             ("mapping_strategy", first.topology.mapping, hello.topology.mapping),
+            ("cut_every", first.cut_every, hello.cut_every),
             ("position", first.state["position"], hello.state["position"]),
         ):
             if mine != other:
@@ -302,6 +307,7 @@ def main(fd: int, path: str, size: int, timeout_s: float) -> None:
     finally:
         for client in clients.values():
             client.sock.close()
+        shutil.rmtree(messages_beside(Path(path)), ignore_errors=True)
     os._exit(0)  # a thread that is stuck in a user's function must not keep the process
 
 

@@ -25,7 +25,7 @@ from headrace.run import wire
 from headrace.run.failure import unpack
 from headrace.run.host import EngineSpec, RemoteEngine
 from headrace.run.node import FAILED, HELLO, WELCOME, Hello
-from headrace.run.node_place import LocalPlace, local_place, next_session, socket_path
+from headrace.run.node_place import LocalPlace, local_place, messages_beside, next_session, socket_path
 
 PACKETS: Final = 2
 """Packets that may be on their way."""
@@ -43,6 +43,7 @@ class NodeEngine(RemoteEngine):
         super().__init__(spec.topology, spec.start)
         self._spec, self._state = spec, state
         self._place = local_place(spec.options)
+        self._path = socket_path(next_session(spec.options.run_id))
         self._sock: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._pid = 0
@@ -50,16 +51,22 @@ class NodeEngine(RemoteEngine):
 
     def start(self) -> None:
         """Connect; the leader first starts the engine's process. The first `take` waits for the other ranks."""
-        path = socket_path(next_session(self._spec.options.run_id))
+        path = self._path
         timeout_s = self._spec.options.aggregate_timeout_s
         if self._place.leads:
             self._server = start_server(path, self._place, timeout_s)
         self._sock = connect(path, self._place, timeout_s)
-        hello = Hello(self._place.rank, self._spec.topology, self._state, self._packed_spec())
+        spec = self._spec
+        hello = Hello(self._place.rank, spec.topology, self._state, spec.plan.cut_every, self._packed_spec())
         try:
             wire.send(self._sock, [*wire.encode(wire.Head(HELLO), hello, None), b"+" * PACKETS])
         except OSError:
             raise self._ended() from None
+
+    @property
+    def messages(self) -> tuple[str, int]:
+        """A folder that the ranks of this node share for as long as they share the engine, and how many they are."""
+        return str(messages_beside(self._path)), self._place.size
 
     def _packed_spec(self) -> bytes | None:
         if not self._place.leads:

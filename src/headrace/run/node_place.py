@@ -66,17 +66,8 @@ def _whole(variable: str, option: str, given: int | None) -> int:
 
 def next_session(run_id: str) -> str:
     """A name for the next shared iteration of this run: equal on the ranks of one launch, if all iterate in the same order."""
-    return _name(run_id, str(next(_sessions[run_id])))
-
-
-def shared_folder(run_id: str) -> Path:
-    """A folder for small messages among the ranks of one launch on this node."""
-    return socket_path(_name(run_id, "folder"))
-
-
-def _name(*parts: str) -> str:
     launch = [os.environ[name] for name in LAUNCHER if name in os.environ] or _parent()
-    return xxhash.xxh3_64_hexdigest("\0".join([*parts, *launch]).encode())
+    return xxhash.xxh3_64_hexdigest("\0".join([run_id, str(next(_sessions[run_id])), *launch]).encode())
 
 
 def _parent() -> list[str]:
@@ -87,6 +78,11 @@ def _parent() -> list[str]:
     except (OSError, IndexError):
         begun = ""
     return [str(parent), begun]
+
+
+def messages_beside(path: Path) -> Path:
+    """A folder for small messages among the ranks that meet at a socket; the engine's process removes it when it ends."""
+    return path.with_suffix(".d")
 
 
 def socket_path(session: str) -> Path:

@@ -29,7 +29,6 @@ from headrace.core.uneven import Steps, batches_in, standing_of
 from headrace.errors import ConfigError
 from headrace.options import RuntimeOptions
 from headrace.run.board import Board, FolderBoard
-from headrace.run.node_place import local_place, shared_folder
 from headrace.run.uneven import Agreement, DropStream, Known, PadStream, Stream, Take
 from headrace.run.uneven_board import BoardAgreement
 
@@ -81,6 +80,8 @@ class Run:
     position: int
     start: Mapping[int, LaneState] = field(default_factory=dict)
     part: tuple[int, int] | None = None
+    node: tuple[str, int] | None = None
+    """A folder that the ranks of this node share, and how many they are, where they share an engine."""
 
 
 def plan_ending(run: Run, open_board: OpenBoard | None) -> Ending:
@@ -125,7 +126,7 @@ def _agreement(run: Run, open_board: OpenBoard | None) -> Agreement:
     if lengths is not None:
         return Known(standing_of(lengths, topology))
     member = _member(run)
-    board = _board(run.options, member, open_board)
+    board = _board(run.node, member, open_board)
     if board is None:
         raise ConfigError(
             f"this curriculum ends, and group {topology.group} of {topology.groups} cannot know by itself where the other groups' "
@@ -203,12 +204,10 @@ def torch_rank() -> tuple[int, int] | None:
     return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
-def _board(options: RuntimeOptions, member: Member, open_board: OpenBoard | None) -> Board | None:
+def _board(node: tuple[str, int] | None, member: Member, open_board: OpenBoard | None) -> Board | None:
     if open_board is not None:
         return open_board()
-    if options.share == "node" and local_place(options).size == member.count:
-        return FolderBoard(str(shared_folder(options.run_id)))
-    return None
+    return FolderBoard(node[0]) if node is not None and node[1] == member.count else None
 
 
 def launchers_store() -> str | None:

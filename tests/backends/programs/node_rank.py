@@ -51,7 +51,20 @@ def shown(batch: Any) -> str:
 
 def main(config: dict[str, Any]) -> None:
     """Run as the configuration says."""
-    pipeline = build(config.get("seed", 5), **config["options"])
+    if config.get("torch"):
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        run(config)
+        dist.barrier()
+        dist.destroy_process_group()
+    else:
+        run(config)
+
+
+def run(config: dict[str, Any]) -> None:
+    """Build, restore, deliver."""
+    pipeline = build(config.get("seed", 5), source=config.get("source"), **config["options"])
     if config.get("breaks"):
         pipeline = build(**config["options"])
         del pipeline._nodes[1:]
@@ -61,8 +74,8 @@ def main(config: dict[str, Any]) -> None:
     for _ in range(config.get("runs", 1)):
         try:
             iterator = iter(pipeline)
-            for n in range(config["take"]):
-                say("batch", n, shown(next(iterator)))
+            for n, batch in zip(range(config["take"]), iterator, strict=False):
+                say("batch", n, "masked" if batch.is_masked else shown(batch))
                 time.sleep(config.get("pace", 0))
                 if n == config.get("dies_at"):
                     os.kill(os.getpid(), 9)
