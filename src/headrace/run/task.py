@@ -8,7 +8,7 @@ a silence of 2.0 s without it, 1.1 s and 0.06 s with it.
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 from headrace.run.failure import Failure, from_exception
@@ -34,6 +34,7 @@ def depth(seconds: float, items: int, least: int = 2) -> int:
 
 
 Words = list[int] | memoryview
+_COMPUTES = 0.15  # share of real time on a processor above which work is computing, not waiting
 STARTED, RUNNING = 0, 1  # the two words that a supervisor may read at any time
 
 
@@ -51,6 +52,30 @@ class Slice:
         self.ends = ends
         self.failure = failure
         self.seconds = seconds
+
+
+class _Clock:
+    """The time of a slice: processor time where the work is computing, real time where it is waiting.
+
+    On a busy machine a thread is kept from its processor for longer than it works. Counted as work, that would cut every
+    batch short and let workers run dry just when they are short of time.
+    """
+
+    __slots__ = ("_cpu", "started")
+
+    def __init__(self) -> None:
+        self.started = perf_counter()
+        self._cpu = thread_time()
+
+    def seconds(self) -> float:
+        """Seconds of work until now."""
+        real, computing = perf_counter() - self.started, thread_time() - self._cpu
+        return computing if computing > _COMPUTES * real else real
+
+    def extended(self) -> float:
+        """When to look again, at the end of a slice in real time; 0.0 if the slice is over in time of work too."""
+        left = SLICE - self.seconds()
+        return perf_counter() + left if left > 0 else 0.0
 
 
 class Function:
@@ -98,16 +123,16 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
     begin, stop = span
     values: list[Any] = []
     ends: list[int] | None = [] if function.into is not None else None
-    started = perf_counter()
-    deadline = started + SLICE
+    clock = _Clock()
+    deadline = clock.started + SLICE
     failure = None
     index = begin
     words[RUNNING] = 1
     try:
         if function.interruptible and function.into is not None and function.at is None:
-            index = _run_here(function.into, items, (begin, stop), values, ends, deadline)
+            index = _run_here(function.into, items, (begin, stop), values, ends, clock)
         elif function.into is None or function.at is not None:
-            index = _run_general(function, items, (begin, stop), first, words, values, ends, deadline)
+            index = _run_general(function, items, (begin, stop), first, words, values, ends, clock)
         else:
             into, count, mark = function.into, words[STARTED], STARTED
             for index in range(begin, stop):
@@ -115,7 +140,7 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
                 words[mark] = count
                 into(items[index], values)
                 ends.append(len(values))  # type: ignore[union-attr]
-                if perf_counter() >= deadline:
+                if perf_counter() >= deadline and (deadline := clock.extended()) == 0.0:
                     break
             index += 1
     except BaseException as error:  # whatever the user's code raises is the item's result
@@ -127,7 +152,7 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
         failure = from_exception(error, function.where, items[index])
         index += 1
     words[RUNNING] = 0
-    return Slice((begin, index), values, ends, failure, perf_counter() - started)
+    return Slice((begin, index), values, ends, failure, clock.seconds())
 
 
 def _run_here(
@@ -136,16 +161,17 @@ def _run_here(
     span: tuple[int, int],
     values: list[Any],
     ends: list[int] | None,
-    deadline: float,
+    clock: _Clock,
 ) -> int:
     """The same loop where nobody watches from outside."""
     assert ends is not None
+    deadline = clock.started + SLICE
     index = span[0]
     rest = items[span[0] : span[1]] if span != (0, len(items)) else items
     for index, item in enumerate(rest, span[0]):  # noqa: B007 (its last value is what counts)
         into(item, values)
         ends.append(len(values))
-        if perf_counter() >= deadline:
+        if perf_counter() >= deadline and (deadline := clock.extended()) == 0.0:
             break
     return index + 1
 
@@ -158,9 +184,10 @@ def _run_general(
     words: Words,
     values: list[Any],
     ends: list[int] | None,
-    deadline: float,
+    clock: _Clock,
 ) -> int:
     """The same loop for plain functions and for those that want each item's index."""
+    deadline = clock.started + SLICE
     fn, into, at = function.fn, function.into, function.at
     index = span[0]
     for index in range(*span):
@@ -173,6 +200,6 @@ def _run_general(
             into(items[index], values)
             assert ends is not None
             ends.append(len(values))
-        if perf_counter() >= deadline:
+        if perf_counter() >= deadline and (deadline := clock.extended()) == 0.0:
             break
     return index + 1
