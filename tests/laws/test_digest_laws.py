@@ -10,12 +10,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipeline_recipes import Recipe, recipes, settings_of_a_run
+from pipeline_recipes import Recipe, recipes, seen, settings_of_a_run
 from test_topology_laws import endless, fertile
 
 from headrace import verify
 
-LAW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+LAW = settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off"}
 
 
@@ -94,17 +94,12 @@ def test_another_stream_has_another_digest(recipe: Recipe, change: str) -> None:
         a, b = Path(folder, "a"), Path(folder, "b")
         run(recipe, a)
         run(other, b)
-        rows_a, rows_b = ([_seen(item) for item in r.build(**QUIET)] for r in (recipe, other))
-        common = min(len(rows_a), len(rows_b))
-        same = rows_a[:common] == rows_b[:common] and recipe.lanes == 1
+        rows_a, rows_b = ([seen(item) for item in r.build(**QUIET)] for r in (recipe, other))
+        first = next((i for i, (x, y) in enumerate(zip(rows_a, rows_b, strict=False)) if x != y), None)
         found = verify.diff(a, b)
-        if recipe.lanes == 1:
-            assert (found is None) == same
-            if found is not None:
-                assert found.batch == next(i for i in range(common) if rows_a[i] != rows_b[i])
-
-
-def _seen(item: Any) -> Any:
-    from pipeline_recipes import seen
-
-    return seen(item)
+        if first is not None:
+            assert found is not None
+            if recipe.lanes == 1:  # a digest also sees segments without tokens, and what rows are made of
+                assert found.batch <= first
+        elif found is not None and recipe.lanes == 1:
+            assert "lacks" in found.what or recipe.pack is not None
