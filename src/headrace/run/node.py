@@ -45,6 +45,7 @@ HELLO, WELCOME, PACKET, FAILED = range(101, 105)
 """Kinds of frames: from a rank, and to it."""
 HELLO_S: Final = 30.0
 """Seconds without a byte from a rank that has connected."""
+SEND_BYTES: Final = 1 << 20
 JOIN_S: Final = 1.0
 """Seconds that a user function may go on once the last rank has left."""
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
@@ -87,14 +88,12 @@ class Client:
         """For messages."""
         return f"local rank {self.hello.local_rank}"
 
-    def learn(self, news: Packet) -> None:
-        """Add what the engine told of this rank's lanes; it goes out with the next packet."""
+    def learn(self, lane: int, news: Packet) -> None:
+        """Add what the engine told of one of this rank's lanes; it goes out with the next packet."""
         with self.lock:
-            for lane in self.hello.topology.computed:
-                self.news.sources.setdefault(lane, {}).update(news.sources[lane])
-                self.news.released.setdefault(lane, {}).update(news.released.get(lane, {}))
-                self.news.drawn[lane] = news.drawn[lane]
-            self.news.summary = news.summary or self.news.summary
+            self.news.sources.setdefault(lane, {}).update(news.sources[lane])
+            self.news.released.setdefault(lane, {}).update(news.released.get(lane, {}))
+            self.news.drawn[lane] = news.drawn[lane]
 
     def packet(self) -> Packet:
         """What is ready for this rank, at least one message; a failure of the engine is raised."""
@@ -148,6 +147,7 @@ def gather(listener: socket.socket, size: int, timeout_s: float, clients: dict[i
 
 def _welcome(sock: socket.socket, size: int, clients: dict[int, Client]) -> None:
     sock.settimeout(HELLO_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     try:
         frame = wire.receive(sock, wire.Inbox(None))
     except TimeoutError:
@@ -262,10 +262,14 @@ class NodeServer:
     def _learn(self, *, over: bool = False) -> None:
         news, now = Packet(), time.perf_counter()
         tell(self._engine, news)
+        for lane in self._spec.topology.computed:
+            if news.sources[lane] or news.released.get(lane):
+                for client in self._needs[lane]:
+                    client.learn(lane, news)
         if over or now - self._told > SUMMARY_S:
-            self._told, news.summary = now, self._engine.summary()
-        for client in self._clients:
-            client.learn(news)
+            self._told, summary = now, self._engine.summary()
+            for client in self._clients:
+                client.news.summary = summary
 
     def _route(self, turn: Turn, message: Message) -> None:
         """A batch to the ranks of its group, a mark to those that only count it, anything else to all with this lane."""
