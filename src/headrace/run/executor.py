@@ -220,6 +220,11 @@ class TaskStream(Generic[T, R]):
                     raise InternalError(f"{len(self.window)} tasks were submitted and no worker has them")
                 route(parts)
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended or was closed, with nothing left to hand out."""
+        return self._ended and not self._results and self.window.idle
+
     def close(self) -> None:
         """Take no more tasks and ignore what is still in flight."""
         self._ended, self._source_error = True, None

@@ -79,7 +79,9 @@ class Pools:
 
         def stream(tasks: Iterable[Any], window: int, ordered: bool = True) -> Iterator[Any]:
             made = ordered_map(self._executors[index], tasks, window, ordered=ordered)
-            streams.append(made)
+            if self._tuned:
+                streams[:] = [stream for stream in streams if not stream.over]
+                streams.append(made)
             return made
 
         return stream

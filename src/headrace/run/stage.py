@@ -139,7 +139,7 @@ def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, 
         at, error = bad.rows[k], bad.errors[k]
         ids = block.origin.slice(at, at + 1).ids
         reason = f"{policy}: {type(error).__name__}"
-        shown = b"" if payloads is None else _json(payloads[at])
+        shown = _json(None if payloads is None else payloads[at]) if policy == "quarantine" else b""
         faults.append(Fault(name, _cause(error), ids[0], shown))
         drops.append(Drop(name, reason, ids))
     return out.dropping(*drops)
