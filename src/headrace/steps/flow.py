@@ -30,6 +30,7 @@ from headrace.steps.statistics import Ledger
 
 AHEAD = 4  # batches outstanding for each that the workers can hold: how far others may run ahead of a slow one
 _IN_WORK = 2
+_FEW = 400  # items of a batch up to which a worker may hold many
 _BARREN = 10_000
 
 
@@ -52,7 +53,8 @@ class StageFlow:
         """Submissions that may be outstanding: more of small batches, of which a worker holds more."""
         if self.keyed:
             return 256 * AHEAD * len(self.workers)
-        small = 0 < self.size.items * self.size.nbytes <= 2 * TARGET_BYTES
+        size = self.size
+        small = size.items <= _FEW and 0 < size.items * size.nbytes <= 2 * TARGET_BYTES
         return AHEAD * (DEEPEST if small else 2) * len(self.workers)
 
     def submit(self, executor: Paced, pulled: Pulled, first: int) -> None:
