@@ -15,16 +15,16 @@ import copy
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar, get_args
 
 from headrace.core import checkpoint as ckpt
 from headrace.core.checkpoint import LaneState
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
 from headrace.core.part import split
-from headrace.core.plan import Node, Plan, compile_plan, describe, with_fetch_fields
-from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
+from headrace.core.plan import PLACEMENTS, Node, Plan, compile_plan, describe, with_fetch_fields
+from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError, UnknownOptionError
 from headrace.observe.summary import PipelineSummary, summarize
 from headrace.ops.batch import Batch
 from headrace.ops.fetch import Fetch, SharedReaders
@@ -80,6 +80,12 @@ class Pipeline:
     def _add(
         self, op: Any, parallelism: int | None = None, placement: str = "auto", on_error: OnError | None = None
     ) -> Pipeline:
+        if placement not in PLACEMENTS:
+            raise ConfigError(f"{op.name}(placement={placement!r}): choose one of {', '.join(map(repr, PLACEMENTS))}")
+        if on_error is not None and on_error not in get_args(OnError):
+            raise ConfigError(
+                f"{op.name}(on_error={on_error!r}): choose one of {', '.join(map(repr, get_args(OnError)))}"
+            )
         if parallelism is not None and (isinstance(parallelism, bool) or parallelism < 1):
             raise ConfigError(f"{op.name}(parallelism={parallelism!r}): give at least 1, or None for the default")
         self._changed()
@@ -87,8 +93,9 @@ class Pipeline:
         return self
 
     def _changed(self) -> None:
-        self.close()
-        self._prepared = None
+        if self._running is not None:
+            raise RuntimeError("the pipeline is being iterated: close its iterator before changing it")
+        self._prepared = self._last = None
 
     def fetch_parallelism(self, parallelism: int | None, max_batch: int | None = None) -> Pipeline:
         """Workers of the implicit fetch, and rows in the blocks that workers take at a time."""
@@ -120,7 +127,7 @@ class Pipeline:
         """Bytes to text: `fields=("text",)`, `encoding`, `errors`, `normalize_newlines`, `lowercase`."""
         from headrace.ops.decode import DecodeText
 
-        return self._add(DecodeText(**settings), parallelism, placement, on_error)
+        return self._add(_make(DecodeText, "decode_text", settings), parallelism, placement, on_error)
 
     def map_transform(
         self,
@@ -171,17 +178,21 @@ class Pipeline:
         **settings: Any,
     ) -> Pipeline:
         """Text to token ids; every setting is a field of `headrace.ops.tokenize.Tokenize`."""
-        return self._add(Tokenize(tokenizer, tokenizer_id, **settings), parallelism, placement, on_error)
+        return self._add(
+            _make(Tokenize, "tokenize", settings, tokenizer, tokenizer_id), parallelism, placement, on_error
+        )
 
     def shuffle(self, buffer_size: int | None = None, **settings: Any) -> Pipeline:
         """Reorder records through a buffer (8192 by default); settings are fields of `headrace.ops.shuffle.Shuffle`."""
         placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
-        return self._add(Shuffle(8192 if buffer_size is None else buffer_size, **settings), parallelism, placement)
+        return self._add(
+            _make(Shuffle, "shuffle", settings, 8192 if buffer_size is None else buffer_size), parallelism, placement
+        )
 
     def pack_flat(self, max_length: int, **settings: Any) -> Pipeline:
         """Rows of exactly `max_length` tokens; settings are fields of `headrace.ops.pack.flat.PackFlat`."""
         placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
-        return self._add(PackFlat(max_length, **settings), parallelism, placement)
+        return self._add(_make(PackFlat, "pack_flat", settings, max_length), parallelism, placement)
 
     def materialize(self, placement: str = "auto", parallelism: int | None = None) -> Pipeline:
         """Pass records on unchanged: a place for a stage boundary."""
@@ -230,6 +241,8 @@ class Pipeline:
                 if hasattr(node.op, "prepare"):
                     sample = sample_before(nodes, self.work_source.lane(0, self.topology.lanes))
                     node = replace(node, op=node.op.prepare(sample))
+                if hasattr(node.op, "validation"):
+                    node = replace(node, op=replace(node.op, validation=self._options.auto_validation))
                 if hasattr(node.op, "with_components"):
                     node = replace(node, op=node.op.with_components(self.work_source.component_ids()))
                 nodes.append(node)
@@ -337,7 +350,7 @@ class Pipeline:
 
     def _remember(self, consumer: Consumer) -> None:
         """Keep what is asked for after the run has ended."""
-        self._last = (consumer.position, consumer.lane_states())
+        self._last = consumer.snapshot()
         self._summary = summarize(consumer.producer.summary(), consumer.deliveries)
 
     # -- checkpoints ---------------------------------------------------------------------------------
@@ -379,8 +392,8 @@ class Pipeline:
             consumer = running.consumer
             if running.digests is not None:
                 running.digests.flush()
-            states = consumer.lane_states()
-            return ckpt.assemble(self.recipe(), consumer.topology.lanes, consumer.position, states)
+            position, states = consumer.snapshot()
+            return ckpt.assemble(self.recipe(), consumer.topology.lanes, position, states)
         if self._pending is not None:
             return self._pending
         topology = self.topology
@@ -491,6 +504,18 @@ def _accepted(difference: str, accept: Collection[str]) -> bool:
         return True
     parts = key.split(".")
     return parts[0] == "operators" and len(parts) > 2 and parts[2] in accept
+
+
+Op = TypeVar("Op")
+
+
+def _make(kind: Callable[..., Op], method: str, settings: dict[str, Any], *given: Any) -> Op:
+    """An operator from a method's keyword arguments; a name that it does not have is refused with the nearest it has."""
+    known = {field.name for field in fields(kind) if field.init and not field.name.startswith("_")}  # type: ignore[arg-type]
+    for name in settings:
+        if name not in known:
+            raise UnknownOptionError(f"argument of {method}()", name, known)
+    return kind(*given, **settings)
 
 
 def _cpus() -> int:

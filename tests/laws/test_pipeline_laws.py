@@ -98,18 +98,24 @@ def test_no_token_is_lost_uncounted(recipe: Recipe, options: dict[str, Any]) -> 
 
 
 @settings(LAW, max_examples=25)
-@given(recipes(max_lanes=2), st.lists(st.integers(0, 9), min_size=1, max_size=3), CUT)
-def test_without_order_a_resumed_run_still_delivers_each_once(recipe: Recipe, stops: list[int], cut: int) -> None:
+@given(
+    recipes(max_lanes=2),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    st.lists(st.tuples(st.booleans(), st.sampled_from(["threads", "inline"]), CUT), min_size=4, max_size=4),
+)
+def test_without_order_a_resumed_run_still_delivers_each_once(
+    recipe: Recipe, stops: list[int], legs: list[tuple[bool, str, int]]
+) -> None:
     simple = Recipe(
         recipe.shards, recipe.weights, recipe.source, keep=recipe.keep, batch=recipe.batch, lanes=recipe.lanes
     )
-    options: dict[str, Any] = {"deterministic": False, "micro_batch": 3, "cut_every": cut, "auto_validation": "off"}
+    options: dict[str, Any] = {"micro_batch": 3, "auto_validation": "off"}
     whole = stream(replace(simple, batch=None), runner="inline", auto_validation="off")
     flat = sorted(whole)
     got: list[Any] = []
     state = None
-    for taken in [*stops, None]:
-        pipeline = simple.build(**options)
+    for taken, (ordered, runner, cut) in zip([*stops, None], legs, strict=False):
+        pipeline = simple.build(deterministic=ordered, runner=runner, cut_every=cut, **options)
         if state is not None:
             pipeline.restore(state)
         iterator = iter(pipeline)

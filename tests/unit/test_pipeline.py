@@ -104,6 +104,51 @@ def test_a_step_boundary_is_only_a_boundary() -> None:
 # -- refusing --------------------------------------------------------------------------------------
 
 
+def test_a_pipeline_is_not_changed_under_its_iterator() -> None:
+    pipeline = Pipeline(source()).batch(4)
+    iterator = iter(pipeline)
+    next(iterator)
+    with pytest.raises(RuntimeError, match="close its iterator before changing it"):
+        pipeline.options(prefetch_batches=3)
+    assert len(list(iterator)) == 24
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda p: p.map_transform(double, on_error="ignore"), "on_error='ignore'"),
+        (lambda p: p.map_transform(double, placement="gpu"), "placement='gpu'"),
+        (lambda p: p.map_transform(double, on_error="quarantine").explain(), "quarantine_path"),
+        (lambda p: p.tokenize(feild="x"), "did you mean 'field'"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(Pipeline(source()))
+
+
+def test_validation_can_be_switched_off_after_the_function_was_added() -> None:
+    from itertools import count
+
+    numbers = count()
+    pipeline = Pipeline(source(10)).map_transform(lambda p: {"x": next(numbers)}).batch(10)
+    with pytest.raises(OperatorError, match="gave two results"):
+        list(pipeline)
+    assert len(list(pipeline.options(auto_validation="off"))) == 1
+
+
+def test_what_fetch_refuses_is_quarantined_too(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"x": 1}\n{"x": \n{"x": 3}\n')
+    data = Dataset.from_path("toy", str(tmp_path / "data"))
+    work = StaticMixtureWorkSource(datasets=[data], mixture={"toy": 1.0})
+    path = tmp_path / "bad.jsonl"
+    pipeline = Pipeline(work).batch(2).options(on_error="quarantine", quarantine_path=str(path))
+    assert values(pipeline) == [1, 3]
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert line["operator"] == "fetch" and line["row"] == 1 and line["payload"] is None
+
+
 def test_misspelt_names_are_refused_at_once() -> None:
     with pytest.raises(UnknownOptionError, match="did you mean 'prefetch_batches'"):
         Pipeline(source()).options(prefetch_batch=3)

@@ -26,6 +26,9 @@ DEFAULT_PARALLELISM: Final = {
 }
 """Workers of an operator when the user names none; never more than the machine has processors."""
 
+PLACEMENTS: Final = ("auto", "local", "process", "threads", "inline")
+"""Where an operator may be placed: "auto" and "local" leave it to `runner`."""
+
 LIGHT: Final = frozenset({"select", "materialize"})
 """Operators that cost less than handing a block to another thread."""
 
@@ -99,6 +102,8 @@ class Plan:
 def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> Plan:
     """Check the chain and cut it into stages."""
     _check(nodes)
+    if options.quarantine_path is None and any(node.on_error == "quarantine" for node in nodes):
+        raise ConfigError("on_error='quarantine' needs options(quarantine_path=...), the JSONL file to write to")
     limit = options.max_workers or max(1, min(cpus, 16))
     groups = _group(nodes, options)
     workers = _allocate(groups, options, limit, cpus)

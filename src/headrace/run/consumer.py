@@ -7,6 +7,7 @@ in another.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -71,6 +72,7 @@ class Consumer:
         }
         self._numbers = {lane: self.topology.taken(position, lane) for lane in self.topology.computed}
         self._ended: set[int] = set()
+        self._lock = threading.Lock()
         self._stream = Stream(producer.take) if ending is None else ending.stream(producer.take)
 
     def start(self) -> None:
@@ -106,6 +108,10 @@ class Consumer:
 
     def _account(self, turn: Turn, message: Message) -> bool:
         """Follow one message; true if it is a batch that this rank delivers."""
+        with self._lock:
+            return self._follow(turn, message)
+
+    def _follow(self, turn: Turn, message: Message) -> bool:
         progress = self._progress[turn.lane]
         if isinstance(message, Cut):
             progress.passed(message)
@@ -123,9 +129,14 @@ class Consumer:
 
     def lane_states(self) -> dict[int, LaneState]:
         """What a checkpoint holds now. Lanes shared with other groups are first brought up to the same position."""
+        return self.snapshot()[1]
+
+    def snapshot(self) -> tuple[int, dict[int, LaneState]]:
+        """Position and lane states that belong together, also while another thread takes batches."""
         if self.topology.overhead > 1:
             self._catch_up()
-        return {lane: progress.state() for lane, progress in self._progress.items()}
+        with self._lock:
+            return self.position, {lane: progress.state() for lane, progress in self._progress.items()}
 
     def _catch_up(self) -> None:
         """Follow the batches before this rank's position. What an engine that has failed cannot tell is counted instead."""

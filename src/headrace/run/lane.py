@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,8 @@ class Lane:
         """Blocks through the stage's workers; cuts pass after everything that was submitted before them."""
         passing: deque[tuple[int, Message]] = deque()
         submitted = 0
+        if index == 0 and self._start.released:
+            upstream = recorded(upstream, self._start.released)
 
         def tasks() -> Iterator[Block]:
             nonlocal submitted
@@ -141,7 +144,8 @@ class Lane:
     def _as_finished(self, stage: Stage, upstream: Iterator[Message]) -> Iterator[Message]:
         """Blocks of the first stage as they finish. A cut is a barrier, and the order since the last one is kept.
 
-        After a restore the recorded part of the interval is released in its recorded order first.
+        After a restore the interval that was begun is released in its recorded order first; one that was begun in order (by a
+        deterministic run) is finished in order.
         """
         barrier: Message | None = None
 
@@ -155,11 +159,17 @@ class Lane:
 
         pool, window = self._shop.pools[0], self._shop.windows[0]
         log = self.released.setdefault(self._start.position, list(self._start.released))
+        begun_in_order = bool(self._start.taken) and not log
         tasks = interval()
         if log:
-            before, after = regroup(list(tasks), log)
-            yield from self._settled(pool(before, window), stage)
-            tasks = iter(after)
+            upstream = recorded(upstream, list(log))
+            count = len(log)
+            tasks = interval()
+            yield from self._settled(pool(islice(tasks, count), window), stage)
+        elif begun_in_order:
+            for result in pool(tasks, window):
+                log.append(result.span)
+                yield from self._settled([result], stage)
         while True:
             for result in pool(tasks, window, False):
                 log.append(result.span)
@@ -208,6 +218,35 @@ class Lane:
                 yield message.with_state(OperatorState(accumulator.state(), accumulator.held()))
             elif isinstance(message, End):
                 yield message
+
+
+def recorded(upstream: Iterator[Message], spans: Sequence[Span]) -> Iterator[Message]:
+    """The stream with its first samples as blocks of `spans`, in that order, before those that were left out between them.
+
+    Cuts inside the recorded part (of a run that now cuts more often) are passed over.
+    """
+    last = max((chunk, offset + count) for chunk, offset, count in spans)
+    blocks: list[Block] = []
+    for message in upstream:
+        if not isinstance(message, Block):
+            if isinstance(message, Cut) and _reach(blocks) < last:
+                continue
+            yield from (block for part in regroup(blocks, spans) for block in part)
+            yield message
+            break
+        blocks.append(message)
+        if _reach(blocks) >= last:
+            yield from (block for part in regroup(blocks, spans) for block in part)
+            break
+    yield from upstream
+
+
+def _reach(blocks: Sequence[Block]) -> tuple[int, int]:
+    """Chunk and offset behind the last sample of these blocks."""
+    if not blocks:
+        return (-1, 0)
+    chunk, offset = blocks[-1].origin.ids[-1, [CHUNK, OFFSET]].tolist()
+    return (chunk, offset + 1)
 
 
 def regroup(blocks: Sequence[Block], spans: Sequence[Span]) -> tuple[list[Block], list[Block]]:
