@@ -168,6 +168,13 @@ def from_any(state: Any) -> dict[str, Any]:
     missing = [key for key in ("format", "canonical_replicas", "position", "recipe", "lanes") if key not in state]
     if missing:
         raise CheckpointError(f"this is not a headrace checkpoint: it lacks {', '.join(missing)}")
+    numbers = {key: state[key] for key in ("format", "canonical_replicas", "position")}
+    least = {"format": 1, "canonical_replicas": 1, "position": 0}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least[key]:
+            raise CheckpointError(f"this checkpoint is damaged: its {key} is {value!r}")
+    if not isinstance(state["recipe"], Mapping) or not isinstance(state["lanes"], Mapping):
+        raise CheckpointError("this checkpoint is damaged: its recipe and its lanes are not both mappings")
     if state["format"] > FORMAT:
         raise CheckpointError(
             f"checkpoint format {state['format']} is newer than this headrace reads ({FORMAT}); upgrade headrace"
@@ -207,7 +214,22 @@ def require_lanes(state: Mapping[str, Any], needed: Iterable[int]) -> dict[int, 
             f"lanes {missing} are in none of the checkpoints given (they hold {', '.join(state['lanes'])}); "
             "pass the states of every rank, as a list"
         )
-    return {lane: LaneState.decode(state["lanes"][str(lane)]) for lane in needed}
+    return {lane: _decode_lane(lane, state["lanes"][str(lane)]) for lane in needed}
+
+
+def _decode_lane(lane: int, data: Any) -> LaneState:
+    try:
+        decoded = LaneState.decode(data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, zstandard.ZstdError) as error:
+        raise CheckpointError(f"this checkpoint is damaged: lane {lane}: {type(error).__name__}: {error}") from None
+    for key in ("chunk", "offset", "position", "taken"):
+        if getattr(decoded, key) < 0:
+            raise CheckpointError(f"this checkpoint is damaged: lane {lane}: its {key} is {getattr(decoded, key)}")
+    if decoded.chunk not in decoded.sources:
+        raise CheckpointError(
+            f"this checkpoint is damaged: lane {lane}: the work source's state at chunk {decoded.chunk} is missing"
+        )
+    return decoded
 
 
 def flatten(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

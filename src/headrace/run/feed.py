@@ -14,6 +14,7 @@ import numpy as np
 from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, Block, Ints, Origin
 from headrace.core.message import Cut, End, Message
 from headrace.core.plan import Plan
+from headrace.errors import CheckpointError
 
 
 class Drawn(Protocol):
@@ -60,6 +61,10 @@ class LaneFeed:
                 break
             self.drawn = chunk + 1
             ids = chunk_ids(drawn, chunk)
+            if offset > len(ids):
+                raise CheckpointError(
+                    f"the checkpoint stands at sample {offset} of chunk {chunk} in lane {self.lane}, which has {len(ids)} samples"
+                )
             while offset < len(ids):
                 flush = (
                     offset == 0 and chunk > 0 and bool(self._plan.flush_every) and chunk % self._plan.flush_every == 0

@@ -77,6 +77,32 @@ def test_what_is_no_checkpoint_is_said(value: object, message: str) -> None:
         ckpt.from_any(value)
 
 
+@pytest.mark.parametrize(
+    ("lane", "message"),
+    [
+        ({"taken": -1}, "its taken is -1"),
+        ({"offset": -5}, "its offset is -5"),
+        ({"chunk": "x"}, "ValueError"),
+        ({"operators": [{"state": {}, "held": b"junk"}]}, "ZstdError"),
+        ({"sources": {}}, "work source's state at chunk 0 is missing"),
+        ({"operators": None}, "TypeError"),
+    ],
+)
+def test_a_damaged_lane_is_named(lane: dict, message: str) -> None:
+    state = _state()
+    state["lanes"]["0"] |= lane
+    with pytest.raises(CheckpointError, match=f"damaged: lane 0: .*{message}"):
+        ckpt.require_lanes(state, (0,))
+
+
+@pytest.mark.parametrize(
+    "change", [{"format": 0}, {"canonical_replicas": 0}, {"position": -1}, {"position": "x"}, {"recipe": 5}]
+)
+def test_damage_on_top_is_named(change: dict) -> None:
+    with pytest.raises(CheckpointError, match="damaged"):
+        ckpt.from_any(_state(**change))
+
+
 def test_bytes_round_trip() -> None:
     state = _state()
     assert ckpt.from_any(ckpt.to_bytes(state)) == state
