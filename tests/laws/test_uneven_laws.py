@@ -304,7 +304,7 @@ def test_a_silent_rank_is_named_and_one_that_left_too(tmp_path: Any) -> None:
     with pytest.raises(WorkerDied, match="nothing was heard of rank 1, rank 2"):
         alone.wait(lambda known: known.can_fill(1))
     alone.close()
-    late = agreement(str(tmp_path), 1, 3)
+    late = agreement(str(tmp_path / "elsewhere"), 1, 3)
     late.start()
     with pytest.raises(WorkerDied, match="nothing was heard of rank 0"):
         late.wait(lambda known: known.can_fill(1))
@@ -328,6 +328,19 @@ def test_what_an_earlier_run_left_is_not_believed(tmp_path: Any) -> None:
     assert new[1].wait(lambda known: known.can_fill(3))
     assert new[1].wait(lambda known: known.goes_on(3)) is False
     new[1].close()
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_member_that_is_done_before_the_others_begin_is_heard(tmp_path: Any, early: int) -> None:
+    pair = [agreement(str(tmp_path), member, timeout_s=HANG) for member in range(2)]
+    pair[early].start()
+    pair[early].publish(Standing(0, gap=0, ended=True))
+    pair[early].close()
+    other = pair[1 - early]
+    other.start()
+    other.publish(Standing(8, reach=8))
+    assert other.wait(lambda known: known.can_fill(1)) is False
+    other.close()
 
 
 def test_a_rank_that_left_early_ends_the_others_wait(tmp_path: Any) -> None:

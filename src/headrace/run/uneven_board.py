@@ -10,12 +10,15 @@ Rules (if the code differs from them, the code is wrong):
    answers to its own round, and a member believes only a sum that lists its own ticket. So nothing that an earlier run left
    behind is taken for a word of this one.
 2. The leader itself acts only on sums that it has written. So when it leaves, the others know all that it acted on.
-3. A member that is waited for and has said nothing for the time-out is named in an error, as is one that has left and without
+3. A member that leaves goes on talking in the background until its last word is in the sum, and the leader until all have left:
+   a member without data may be done before the others have begun. An interpreter that ends waits two seconds for that.
+4. A member that is waited for and has said nothing for the time-out is named in an error, as is one that has left and without
    which no decision is possible. One that is slow but alive is waited for.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 import threading
@@ -38,8 +41,19 @@ BUSY_S: Final = 0.005
 BEAT_S: Final = 1.0
 """Seconds after which a member speaks even if it knows nothing new."""
 SAY_AFTER_S: Final = 5.0
+JOIN_S: Final = 1.0
+EXIT_S: Final = 2.0
+"""Seconds that `close`, and the end of the interpreter, wait until the last words are heard."""
 
 _log = logging.getLogger("headrace")
+_talking: set[threading.Thread] = set()
+
+
+@atexit.register
+def _hear_out() -> None:
+    deadline = time.monotonic() + EXIT_S
+    for thread in list(_talking):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Word(msgspec.Struct, kw_only=True):
@@ -71,7 +85,7 @@ class Sum(msgspec.Struct, kw_only=True):
     """Seconds since each member was last heard of, for those silent for more than a beat or two."""
 
 
-@dataclass
+@dataclass(eq=False)
 class BoardAgreement:
     """Member `member` of `members` that write to `folder` of a board. `who(member)` names one in errors."""
 
@@ -86,6 +100,7 @@ class BoardAgreement:
     _round: str = ""
     _beat: int = 0
     _left: bool = False
+    _heard_out: bool = False
     _failure: BaseException | None = None
     _thread: threading.Thread | None = None
 
@@ -101,6 +116,7 @@ class BoardAgreement:
         if self.member == 0:
             self._round = secrets.token_hex(8)
         self._thread = threading.Thread(target=self._talk, name="headrace-agreement", daemon=True)
+        _talking.add(self._thread)
         self._thread.start()
 
     def publish(self, own: Standing) -> None:
@@ -133,7 +149,7 @@ class BoardAgreement:
         self._left = True
         self._hurry.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(1.0)
+            self._thread.join(JOIN_S)
 
     # -- what the loop needs ----------------------------------------------------------------------------
 
@@ -188,21 +204,25 @@ class BoardAgreement:
     # -- the thread -------------------------------------------------------------------------------------
 
     def _talk(self) -> None:
+        left_at = 0.0
         try:
-            while True:
-                last = self._left
+            while not self._heard_out:
                 if self.member == 0:
                     self._lead()
                 else:
                     self._follow()
-                if last:
-                    return
-                self._hurry.wait(min(LOOK_S, self.board.longest_wait_s) if not self._waiting else BUSY_S)
+                if self._left:
+                    left_at = left_at or time.monotonic()
+                    if time.monotonic() - left_at > self.timeout_s:
+                        return
+                self._hurry.wait(BUSY_S if self._waiting else min(LOOK_S, self.board.longest_wait_s))
                 self._hurry.clear()
         except BaseException as error:  # noqa: BLE001  a board that fails: whoever waits raises it
             self._failure = error
             with self._new:
                 self._new.notify_all()
+        finally:
+            _talking.discard(threading.current_thread())
 
     def _word(self) -> Word:
         own = self._own
@@ -226,6 +246,7 @@ class BoardAgreement:
             mine = found.words.get(self.member)
             if mine is not None and mine.ticket == self._ticket:
                 self._show(found)
+                self._heard_out = mine.left
         if self._round:
             self._write(f"{self.folder}/rank-{self.member}", self._word())
 
@@ -247,6 +268,7 @@ class BoardAgreement:
         found = Sum(round=self._round, beat=self._beat, members=self.members, words=dict(words), silent=silent)
         self._write(f"{self.folder}/{SUM}", found)
         self._show(found)
+        self._heard_out = len(words) == self.members and all(word.left for word in words.values())
 
     def _hear(self, member: int, beat: int) -> None:
         if self._heard.get(member, (-1, 0.0))[0] != beat:
