@@ -159,7 +159,8 @@ def _runner(node: Node, stage: int, options: RuntimeOptions) -> str:
     if node.stateful or options.runner == "inline":
         return "inline"
     if node.op.name == "fetch":
-        return "threads"
+        asked = options.runner is not None or node.parallelism is not None
+        return "inline" if node.op.readers.at_hand and not asked else "threads"
     if node.post_batch:
         return "threads"
     chosen = options.per_stage_runner.get(stage)

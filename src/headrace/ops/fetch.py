@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from headrace.core.block import (
     take_column,
 )
 from headrace.core.op import BadRows, Fields, Worker
+
+AT_HAND: Final = frozenset({"memory", "npy"})
+"""Formats whose rows are copied, not decoded."""
 
 
 class Reader(Protocol):
@@ -60,6 +63,11 @@ class SharedReaders:
         self._datasets, self._options = datasets, options
         self._open: dict[int, Reader] = {}
         self._lock = threading.Lock()
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether every dataset is in memory or memory-mapped: fetching then costs less than handing it to a worker."""
+        return bool(self._datasets) and all(getattr(d, "format", "") in AT_HAND for d in self._datasets.values())
 
     def __getitem__(self, dataset: int) -> Reader:
         reader = self._open.get(dataset)
