@@ -300,6 +300,11 @@ class Pipeline:
                 "this pipeline is being iterated already; close that iterator first, or build another pipeline"
             )
         start, position, topology = self._starting_point()
+        if topology.overhead > 1 and not self._options.deterministic:
+            raise ConfigError(
+                f"deterministic=False with {topology.groups} groups over {topology.lanes} lanes: groups that compute the same lane "
+                "would each have it in another order; choose canonical_replicas that the groups divide"
+            )
         self._pending = None
         plan = self.plan()
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)

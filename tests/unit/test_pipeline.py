@@ -149,6 +149,14 @@ def test_what_fetch_refuses_is_quarantined_too(tmp_path: Path) -> None:
     assert line["operator"] == "fetch" and line["row"] == 1 and line["payload"] is None
 
 
+def test_lanes_that_several_groups_compute_need_an_order() -> None:
+    pipeline = (
+        Pipeline(source()).batch(4).options(dp_degree=3, dp_group_id=0, canonical_replicas=2, deterministic=False)
+    )
+    with pytest.raises(ConfigError, match="3 groups over 2 lanes"):
+        iter(pipeline)
+
+
 def test_misspelt_names_are_refused_at_once() -> None:
     with pytest.raises(UnknownOptionError, match="did you mean 'prefetch_batches'"):
         Pipeline(source()).options(prefetch_batch=3)
