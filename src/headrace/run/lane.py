@@ -51,6 +51,7 @@ class Lane:
         self.sources: dict[int, dict[str, Any]] = dict(start.sources)
         self.released: dict[int, list[Span]] = {}
         """With deterministic=False: the order in which blocks were released, by the position of the cut before them."""
+        self._caught_up = not start.taken or bool(start.released)
         self.last: Block | Item | None = None
         """The newest batch, delivered or not, where somebody wants to repeat it (`keep_last`)."""
         self._source = shop.lane_source(lane)
@@ -76,12 +77,17 @@ class Lane:
             stream = _one_by_one(stream)
         if self._shop.keep_last:
             stream = self._remembering(stream)
-        return _after(stream, start.taken)
+        return self._after(stream, start.taken)
 
     def _remembering(self, stream: Iterator[Message]) -> Iterator[Message]:
         for message in stream:
             if isinstance(message, (Block, Item)):
                 self.last = message
+            yield message
+
+    def _after(self, stream: Iterator[Message], taken: int) -> Iterator[Message]:
+        for message in _after(stream, taken):
+            self._caught_up = True
             yield message
 
     # -- restoring -----------------------------------------------------------------------------------
@@ -144,8 +150,8 @@ class Lane:
     def _as_finished(self, stage: Stage, upstream: Iterator[Message]) -> Iterator[Message]:
         """Blocks of the first stage as they finish. A cut is a barrier, and the order since the last one is kept.
 
-        After a restore the interval that was begun is released in its recorded order first; one that was begun in order (by a
-        deterministic run) is finished in order.
+        After a restore the interval that was begun is released in its recorded order first. What a deterministic run had begun
+        goes on in order until all that it delivered has come again.
         """
         barrier: Message | None = None
 
@@ -159,19 +165,14 @@ class Lane:
 
         pool, window = self._shop.pools[0], self._shop.windows[0]
         log = self.released.setdefault(self._start.position, list(self._start.released))
-        begun_in_order = bool(self._start.taken) and not log
         tasks = interval()
         if log:
             upstream = recorded(upstream, list(log))
             count = len(log)
             tasks = interval()
             yield from self._settled(pool(islice(tasks, count), window), stage)
-        elif begun_in_order:
-            for result in pool(tasks, window):
-                log.append(result.span)
-                yield from self._settled([result], stage)
         while True:
-            for result in pool(tasks, window, False):
+            for result in pool(tasks, window, not self._caught_up):
                 log.append(result.span)
                 yield from self._settled([result], stage)
             if barrier is None:
