@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar, get_args
 
 from headrace.core import checkpoint as ckpt
+from headrace.core.accept import Target, take_over
 from headrace.core.checkpoint import LaneState
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
@@ -281,16 +282,16 @@ class Pipeline:
 
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the data, msgpack-able: what a checkpoint's fingerprint is made of."""
-        nodes = self._ready()
-        operators = {
-            f"{i}.{node.op.name}": node.op.describe()
-            for i, node in enumerate(n for n in nodes[1:] if n.op.name != "materialize")
-        }
         return {
             "curriculum": self.work_source.recipe(),
-            "operators": operators,
-            "flush_every_k_chunks": self._plan(nodes).flush_every,
+            "operators": {name: op.describe() for name, op in self._operators().items()},
+            "flush_every_k_chunks": self._plan(self._ready()).flush_every,
         }
+
+    def _operators(self) -> dict[str, Any]:
+        """Operators by the names they have in the recipe."""
+        ops = [node.op for node in self._ready()[1:] if node.op.name != "materialize"]
+        return {f"{number}.{op.name}": op for number, op in enumerate(ops)}
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ class Pipeline:
         plan = self.plan()
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
         producer = self._producer(spec)
-        consumer = Consumer(producer, start, position, self._ending(spec, producer))
+        consumer = Consumer(producer, start, position, self._options.cut_every, self._ending(spec, producer))
         iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
         if self._options.digest:
             iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
@@ -430,7 +431,8 @@ class Pipeline:
         """Continue from a checkpoint (or from those of several ranks, as a list) at the next iteration.
 
         CheckpointMismatch lists every difference between the checkpoint's recipe and this pipeline's. `accept` takes
-        differences on purpose, by kind: "mixture", "datasets", "curriculum", "flush", or an operator's name.
+        differences on purpose, by kind: "mixture", "datasets", "shards", "curriculum", "flush", or an operator's name; see
+        `headrace.core.accept` for what that means. Another mixture needs the states of all ranks.
         """
         if self._running is not None:
             raise CheckpointError(
@@ -443,10 +445,7 @@ class Pipeline:
         asked = self._options.canonical_replicas
         if asked is not None and asked != merged["canonical_replicas"]:
             raise CheckpointMismatch([f"canonical_replicas: {merged['canonical_replicas']} -> {asked}"])
-        changed = ckpt.differences(merged["recipe"], self.recipe())
-        refused = [line for line in changed if not _accepted(line, accept)]
-        if refused:
-            raise CheckpointMismatch(refused)
+        merged = take_over(merged, Target(self.recipe(), self.work_source, self._operators()), accept)
         topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
         ckpt.require_lanes(merged, topology.computed)
         self._pending, self._adopted_lanes = merged, topology.lanes
@@ -495,20 +494,6 @@ class Pipeline:
         log = self._options.digest_log and f"{self._options.digest_log}.{part}-{parts}"
         copied._options = self._options.updated(mtp_mode=False, progress=False, digest_log=log)
         return copied
-
-
-def _accepted(difference: str, accept: Collection[str]) -> bool:
-    key = difference.partition(":")[0]
-    kinds = {
-        "mixture": key.startswith("curriculum.mixture"),
-        "datasets": key.startswith("curriculum.datasets"),
-        "curriculum": key.startswith("curriculum."),
-        "flush": key == "flush_every_k_chunks",
-    }
-    if any(kinds.get(kind, False) for kind in accept):
-        return True
-    parts = key.split(".")
-    return parts[0] == "operators" and len(parts) > 2 and parts[2] in accept
 
 
 Op = TypeVar("Op")

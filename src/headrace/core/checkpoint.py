@@ -39,12 +39,32 @@ class OperatorState:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Operators that were changed on purpose since the cut: what they were before, and how far that goes.
+
+    `operators` has the parameters before, by number and name as in the recipe; `flush` the cadence before. They gave the first
+    `taken` batches after the cut, all of them from samples before `until`.
+    """
+
+    operators: dict[str, dict[str, Any]]
+    flush: int
+    until: int
+    taken: int
+
+    def encode(self) -> dict[str, Any]:
+        """As a msgpack-able dict."""
+        return {"operators": self.operators, "flush": self.flush, "until": self.until, "taken": self.taken}
+
+
+@dataclass(frozen=True, slots=True)
 class LaneState:
     """One lane: the cut (`chunk`, `offset`, samples before it), operators at the cut, and batches `taken` since.
 
     `released` is empty but for runs with `deterministic=False`: the order in which the first stage released what follows the
     cut. `sources` maps chunk numbers to the work source's state before that chunk: the cut's own, and those of chunks that held
-    rows came from. `operators` is empty for a lane that has not met a cut.
+    rows came from. `operators` is empty for a lane that has not met a cut. `until` is a position (as `position`, in samples of the
+    lane) that all batches taken so far came from before. `changes` are those on purpose since the cut, the first one first;
+    `taken` counts from the last.
     """
 
     chunk: int
@@ -54,18 +74,28 @@ class LaneState:
     sources: dict[int, dict[str, Any]]
     operators: tuple[OperatorState, ...] = ()
     released: tuple[Span, ...] = ()
+    until: int = 0
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def taken_in_all(self) -> int:
+        """Batches since the cut, before changes and after."""
+        return self.taken + sum(change.taken for change in self.changes)
 
     def encode(self) -> dict[str, Any]:
         """As a msgpack-able dict."""
+        changes = {"changes": [change.encode() for change in self.changes]} if self.changes else {}
         order = {"released": [list(span) for span in self.released]} if self.released else {}
         return {
             "chunk": self.chunk,
             "offset": self.offset,
             "position": self.position,
             "taken": self.taken,
+            "until": self.until,
             "sources": {str(chunk): state for chunk, state in sorted(self.sources.items())},
             "operators": [{"state": op.state, "held": encode_origin(op.held)} for op in self.operators],
             **order,
+            **changes,
         }
 
     @classmethod
@@ -79,6 +109,8 @@ class LaneState:
             {int(chunk): dict(state) for chunk, state in data["sources"].items()},
             tuple(OperatorState(dict(op["state"]), decode_origin(op["held"])) for op in data["operators"]),
             tuple((int(c), int(o), int(n)) for c, o, n in data.get("released", ())),
+            int(data["until"]),
+            tuple(Change(**change) for change in data.get("changes", ())),
         )
 
 

@@ -17,7 +17,8 @@ from headrace.core.block import Block, Origin
 class Cut:
     """A barrier in one lane before sample `offset` of chunk `chunk`, `position` samples from the lane's beginning.
 
-    `states` holds one entry per stateful operator passed.
+    `states` holds one entry per stateful operator passed. At `end` the stream as it was ends, and goes on with a curriculum that
+    was changed: operators do what they do at the end.
     """
 
     lane: int
@@ -25,6 +26,7 @@ class Cut:
     offset: int
     position: int
     flush: bool = False
+    end: bool = False
     states: tuple[Any, ...] = ()
 
     def with_state(self, state: Any) -> Cut:

@@ -62,12 +62,17 @@ class Consumer:
     """Follows the messages of a producer."""
 
     def __init__(
-        self, producer: Producer, start: Mapping[int, LaneState], position: int, ending: Ending | None = None
+        self,
+        producer: Producer,
+        start: Mapping[int, LaneState],
+        position: int,
+        cut_every: int,
+        ending: Ending | None = None,
     ) -> None:
         self.producer, self.topology, self.position = producer, producer.topology, position
         self.deliveries = Deliveries()
         self._progress = {
-            lane: LaneProgress(start[lane], producer.sources(lane), producer.released(lane))
+            lane: LaneProgress(start[lane], producer.sources(lane), producer.released(lane), cut_every)
             for lane in self.topology.computed
         }
         self._numbers = {lane: self.topology.taken(position, lane) for lane in self.topology.computed}

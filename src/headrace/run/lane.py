@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from headrace.core.block import CHUNK, OFFSET, Block, concat_blocks
+from headrace.core.block import CHUNK, OFFSET, Block, Origin, concat_blocks
 from headrace.core.checkpoint import LaneState, OperatorState, Span
 from headrace.core.message import Cut, End, Item, Message
 from headrace.core.op import Accumulator
 from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import CheckpointError, OperatorError
 from headrace.observe.counters import Counters, OperatorCounters
+from headrace.run.change import Changed, Held, Successive, Transitions
 from headrace.run.feed import LaneFeed, LaneSource
 from headrace.run.pools import Pool
 from headrace.run.restore import locate, refetch
@@ -60,30 +62,48 @@ class Lane:
     def messages(self) -> Iterator[Message]:
         """Batches (or single records) and cuts, after those that were delivered before the state was saved."""
         start = self._start
-        accumulators = self._accumulators()
+        changed = Changed(self._shop.plan, start.changes)
+        accumulators, held = self._restored(changed)
         self._source.load(self.sources[start.chunk])
         stream: Iterator[Message] = self.feed.messages(
-            start.chunk, start.offset, start.position, self._shop.counters.hand_out
+            start.chunk, start.offset, start.position, self._shop.counters.hand_out, start.changes
         )
-        for index, stage in enumerate(self._shop.plan.stages):
-            node = stage.nodes[0]
-            if node.stateful:
-                stream = self._stateful(node, accumulators[id(node)], stream)
-            elif index == 0 and stage.pooled and not self._shop.plan.deterministic:
-                stream = self._as_finished(stage, stream)
-            else:
-                stream = self._stateless(index, stage, stream)
-        if not self._shop.plan.batched:
-            stream = _one_by_one(stream)
+        if not changed.stages:
+            stream, taken = self._chain(0, accumulators, stream), start.taken_in_all
+        else:
+            stream, taken = self._changed_on_purpose(changed, accumulators, held, stream), start.taken
         if self._shop.keep_last:
             stream = self._remembering(stream)
-        return self._after(stream, start.taken)
+        return self._after(stream, taken)
 
     def _remembering(self, stream: Iterator[Message]) -> Iterator[Message]:
         for message in stream:
             if isinstance(message, (Block, Item)):
                 self.last = message
             yield message
+
+    def _chain(
+        self,
+        begin: int,
+        accumulators: Mapping[int, Accumulator],
+        stream: Iterator[Message],
+        first: Sequence[Block] = (),
+        end: int | None = None,
+    ) -> Iterator[Message]:
+        """A stream through stages `begin` to `end`; to the last, and so to what is delivered, by default.
+
+        `first` has left the operator of the first stage already.
+        """
+        plan = self._shop.plan
+        for index, stage in list(enumerate(plan.stages))[begin:end]:
+            node = stage.nodes[0]
+            if node.stateful:
+                stream = self._stateful(index, accumulators[index], stream, first if index == begin else ())
+            elif index == 0 and stage.pooled and not plan.deterministic:
+                stream = self._as_finished(stage, stream)
+            else:
+                stream = self._stateless(index, stage, stream)
+        return stream if plan.batched or end is not None else _one_by_one(stream)
 
     def _after(self, stream: Iterator[Message], taken: int) -> Iterator[Message]:
         for message in _after(stream, taken):
@@ -92,32 +112,53 @@ class Lane:
 
     # -- restoring -----------------------------------------------------------------------------------
 
-    def _accumulators(self) -> dict[int, Accumulator]:
-        nodes = self._shop.plan.nodes
-        stateful = [node for node in nodes if node.stateful]
-        made = {id(node): node.op.accumulator(self.lane) for node in stateful}
+    def _restored(self, changed: Changed) -> tuple[dict[int, Accumulator], dict[int, Held]]:
+        """Accumulators by stage as they stood at the cut, and what they were given to hold."""
+        made = changed.accumulators(0, 0, self.lane)
+        stages = sorted(made)
+        held: dict[int, Held] = {}
         saved = self._start.operators
-        if not saved:
-            return made
-        if len(saved) != len(stateful):
+        if saved and len(saved) != len(stages):
+            names = ", ".join(self._shop.plan.stages[stage].nodes[0].op.name for stage in stages)
             raise CheckpointError(
-                f"the checkpoint has {len(saved)} stateful operators, the pipeline {len(stateful)}: "
-                + ", ".join(node.op.name for node in stateful)
+                f"the checkpoint has {len(saved)} stateful operators, the pipeline {len(stages)}: {names}"
             )
-        for node, state in zip(stateful, saved, strict=True):
-            before = nodes[: next(i for i, n in enumerate(nodes) if n is node)]
-            held = locate(state.held, self._source, self.sources)
-            made[id(node)].restore(state.state, refetch(held, before, self.lane, self._run_again))
-        return made
+        for stage, state in zip(stages, saved, strict=False):
+            origin = locate(state.held, self._source, self.sources)
+            rows = refetch(origin, changed.before(stage), self.lane, self._run_again)
+            made[stage].restore(state.state, rows)
+            held[stage] = Held(origin, rows)
+        return made, held
 
     def _run_again(self, nodes: Sequence[Node], blocks: list[Block]) -> list[Block]:
         """Apply stateless operators to blocks, with their stages' own workers."""
         wanted = {id(node) for node in nodes}
         for index, stage in enumerate(self._shop.plan.stages):
             if id(stage.nodes[0]) in wanted:
-                results = self._shop.pools[index](blocks, self._shop.windows[index])
+                results = list(self._shop.pools[index](blocks, self._shop.windows[index]))
+                failed = next((result.failure for result in results if result.failure is not None), None)
+                if failed is not None:
+                    raise failed
                 blocks = [result.block for result in results]
         return blocks
+
+    # -- operators changed on purpose ----------------------------------------------------------------
+
+    def _changed_on_purpose(
+        self, changed: Changed, accumulators: dict[int, Accumulator], held: dict[int, Held], stream: Iterator[Message]
+    ) -> Iterator[Message]:
+        """What follows the batches that operators gave as they were before. Those come once more, and are not counted again."""
+
+        def fetch(origin: Origin, before: Sequence[Node]) -> Block | None:
+            return refetch(origin, before, self.lane, self._run_again)
+
+        quiet = copy(self)
+        quiet._shop = replace(self._shop, counters=Counters([], {}), settle=_unsettled)
+        rests = {stage: changed.rest_at_cut(stage, accumulators, held, fetch) for stage in changed.stages}
+        transitions = Transitions(changed, self.lane, quiet._chain, accumulators, rests)
+        running = transitions.messages(self._chain(0, accumulators, stream, end=changed.stages[0]))
+        quiet._shop = self._shop
+        yield from running
 
     # -- stages --------------------------------------------------------------------------------------
 
@@ -191,10 +232,14 @@ class Lane:
             if result.failure is not None:
                 raise result.failure
 
-    def _stateful(self, node: Node, accumulator: Accumulator, upstream: Iterator[Message]) -> Iterator[Message]:
-        """Blocks through the accumulator; a cut takes the accumulator's state along."""
-        count, counters = self._shop.stats[id(node)], self._shop.counters
-        clock = time.perf_counter_ns
+    def _stateful(
+        self, stage: int, accumulator: Accumulator, upstream: Iterator[Message], first: Sequence[Block]
+    ) -> Iterator[Message]:
+        """Blocks through the accumulator; a cut takes the accumulator's state along. `first` has left it already."""
+        node = self._shop.plan.stages[stage].nodes[0]
+        count, clock = self._shop.stats[id(node)], time.perf_counter_ns
+        successive = accumulator if isinstance(accumulator, Successive) else None
+        yield from self._counted([*first, *(successive.reach(self._start.position) if successive else ())])
         for message in upstream:
             before, rows_in = clock(), 0
             match message:
@@ -202,23 +247,36 @@ class Lane:
                     rows_in = len(message)
                     out = accumulator.push(message)
                 case Cut():
-                    out = accumulator.flush() if message.flush else []
+                    out = accumulator.end() if message.end else accumulator.flush() if message.flush else []
+                    if successive is not None:
+                        out += successive.reach(message.position)
                 case End():
                     out = accumulator.end()
                 case _:
                     raise OperatorError(f"{node.op.name} cannot follow map_batch")
             rows_out = sum(map(len, out))
             count.add(rows_in, rows_out, clock() - before)
-            for block in out:
-                if block.drops:
-                    counters.drop(block.drops)
-                    block.drops = ()
-                if len(block):
-                    yield block
+            yield from self._counted(out)
             if isinstance(message, Cut):
                 yield message.with_state(OperatorState(accumulator.state(), accumulator.held()))
             elif isinstance(message, End):
                 yield message
+
+    def _counted(self, blocks: Sequence[Block]) -> Iterator[Block]:
+        """Blocks that have rows, with their drops on the run's account."""
+        for block in blocks:
+            if block.drops:
+                self._shop.counters.drop(block.drops)
+                block.drops = ()
+            if len(block):
+                yield block
+
+
+def _unsettled(result: StageResult, stage: Stage) -> Block:
+    """The block of a stage that runs again; what it did was counted before."""
+    del stage
+    result.block.drops = ()
+    return result.block
 
 
 def recorded(upstream: Iterator[Message], spans: Sequence[Span]) -> Iterator[Message]:

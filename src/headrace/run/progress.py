@@ -6,6 +6,7 @@ whatever else has arrived, and is the same in every run (law 4).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,22 @@ from headrace.core.message import Cut
 class LaneProgress:
     """Cuts and deliveries of one lane, as the consumer sees them."""
 
-    def __init__(self, start: LaneState, sources: dict[int, dict[str, Any]], released: dict[int, list[Span]]) -> None:
-        self._start, self._sources, self._released = start, sources, released
+    def __init__(
+        self,
+        start: LaneState,
+        sources: dict[int, dict[str, Any]],
+        released: dict[int, list[Span]],
+        cut_every: int,
+    ) -> None:
+        self._start, self._sources, self._released, self._cut_every = start, sources, released, cut_every
         self._cut: Cut | None = None
         self._pending: Cut | None = None
         self._taken = start.taken
 
     def passed(self, cut: Cut) -> None:
-        """A cut has arrived."""
-        self._pending = cut
+        """A cut has arrived. One that operators passed before a change on purpose was complete is nothing to rest on."""
+        if not self._start.changes or cut.position >= self._start.changes[-1].until:
+            self._pending = cut
 
     def took(self) -> None:
         """A batch was delivered (or skipped, if another group delivers it)."""
@@ -56,14 +64,16 @@ class LaneProgress:
         if self._cut is None:
             start = self._start
             order = self._order(start.position) or start.released
-            return LaneState(
-                start.chunk, start.offset, start.position, self._taken, start.sources, start.operators, order
-            )
+            until = start.until if self._taken == start.taken else self._next_cut(max(start.until, start.position + 1))
+            return replace(start, taken=self._taken, released=order, until=until)
         cut = self._cut
         sources = {chunk: self._sources[chunk] for chunk in self._chunks_needed()}
-        return LaneState(
-            cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states, self._order(cut.position)
-        )
+        order, until = self._order(cut.position), self._next_cut(cut.position + 1)
+        return LaneState(cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states, order, until)
+
+    def _next_cut(self, position: int) -> int:
+        """The first regular cut at this position or later."""
+        return -(-position // self._cut_every) * self._cut_every
 
     def _order(self, position: int) -> tuple[Span, ...]:
         return tuple(self._released.get(position, ()))

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Ints, Origin, concat_blocks
 from headrace.core.plan import Node
 from headrace.errors import CheckpointError, InternalError
-from headrace.run.feed import LaneSource
+from headrace.run.feed import Drawn, LaneSource
 
 REFETCH = 512
 """Samples in a block that is fetched again."""
@@ -30,7 +30,7 @@ def locate(origin: Origin, source: LaneSource, sources: Mapping[int, dict[str, A
                 f"the checkpoint holds records of chunk {chunk} but not the work source's state before it"
             )
         source.load(sources[chunk])
-        drawn = source.draw()
+        drawn = draw_again(source)
         if drawn is None:
             raise CheckpointError(f"the curriculum ends before chunk {chunk}, which the checkpoint holds records of")
         mine = ids[:, CHUNK] == chunk
@@ -41,6 +41,14 @@ def locate(origin: Origin, source: LaneSource, sources: Mapping[int, dict[str, A
             )
         ids[mine, :4] = drawn.ids[offsets]
     return Origin(ids, origin.rows, origin.spans)
+
+
+def draw_again(source: LaneSource) -> Drawn | None:
+    """The chunk that a source has been loaded for, also where another curriculum begins with it."""
+    drawn = source.draw()
+    if drawn is None and hasattr(source, "go_on") and source.go_on() is not None:  # type: ignore[attr-defined]
+        return source.draw()
+    return drawn
 
 
 def refetch(

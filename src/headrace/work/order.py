@@ -12,6 +12,7 @@ id, so an empty shard changes nothing.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
@@ -61,6 +62,41 @@ class OrderSettings:
     reshuffle_on_repeat: bool = True
 
 
+class Order(Protocol):
+    """Samples of one dataset in curriculum order, over all passes."""
+
+    @property
+    def size(self) -> int:
+        """Rows of a whole pass."""
+        ...
+
+    def start(self, passes: int) -> int:
+        """Samples in the first `passes` passes."""
+        ...
+
+    def rows(self, first: int, number: int) -> tuple[Ints, Ints]:
+        """Shard id and row of samples `first .. first + number`, int64 `[number]` each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """Some shards of a dataset."""
+
+    name: str
+    id_list: Ints
+    count_list: Ints
+
+    def ids(self) -> Ints:
+        return self.id_list
+
+    def counts(self) -> Ints:
+        return self.count_list
+
+    def fingerprint(self) -> Any:
+        return self.name
+
+
 class DatasetOrder:
     """Rows of one dataset in curriculum order."""
 
@@ -73,12 +109,22 @@ class DatasetOrder:
         self.name = dataset.name
         self.size = int(counts.sum())
         self.block = resolve_block(settings.shuffle_block_size, counts)
+        self._shards = _Shards(dataset.name, ids, counts)
         self._ids, self._counts = ids[kept], counts[kept]
         self._settings = settings
         self._shard_key = rng.key(settings.seed, "shards", dataset.name)
         self._block_key = rng.key(settings.seed, "blocks", dataset.name)
         self._row_key = rng.key(settings.seed, "rows", dataset.name)
         self._loaded: tuple[tuple[int, int], Ints, Ints] | None = None
+
+    def start(self, passes: int) -> int:
+        """Samples in the first `passes` passes."""
+        return passes * self.size
+
+    def part(self, begin: int, end: int | None) -> DatasetOrder:
+        """The order of shards number `begin` to `end` alone."""
+        ids, counts = self._shards.id_list[begin:end], self._shards.count_list[begin:end]
+        return DatasetOrder(_Shards(self.name, ids, counts), self._settings)
 
     def rows(self, first: int, number: int) -> tuple[Ints, Ints]:
         """Shard id and row of samples `first .. first + number`, int64 `[number]` each."""
@@ -137,6 +183,44 @@ class DatasetOrder:
         starts = np.cumsum(counts, axis=1) - counts + (np.arange(len(passes)) * self.size)[:, None]
         self._loaded = (begin, end), order.reshape(-1), starts.reshape(-1)
         return self._loaded[1:]
+
+
+class GrownOrder:
+    """A dataset that got more shards in pass `at`: that pass goes on with the new shards, later ones mix all of them.
+
+    What lay before is as it was, so nothing is repeated in a pass or left out of it.
+    """
+
+    def __init__(self, before: Order, added: Order, whole: Order, at: int) -> None:
+        self._before, self._added, self._whole, self._at = before, added, whole, at
+        self.size = whole.size
+
+    def start(self, passes: int) -> int:
+        """Samples in the first `passes` passes."""
+        if passes <= self._at:
+            return self._before.start(passes)
+        return self._before.start(self._at + 1) + self._added.size + (passes - self._at - 1) * self.size
+
+    def rows(self, first: int, number: int) -> tuple[Ints, Ints]:
+        """Shard id and row of samples `first .. first + number`, int64 `[number]` each."""
+        grew, full = self._before.start(self._at + 1), self.start(self._at + 1)
+        parts = (
+            (self._before, 0, grew, 0),
+            (self._added, grew, full, self._added.start(self._at)),
+            (self._whole, full, first + number, self._whole.start(self._at + 1)),
+        )
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for order, begin, end, origin in parts:
+            a, b = max(first, begin), min(first + number, end)
+            if a < b:
+                found.append(order.rows(a - begin + origin, b - a))
+        shards, rows = zip(*found, strict=True)
+        return np.concatenate(shards), np.concatenate(rows)
+
+
+def pass_of(order: Order, sample: int) -> int:
+    """The pass that sample number `sample` belongs to; `order` has rows."""
+    return bisect_right(range(1 << 60), sample, key=order.start) - 1
 
 
 def _straight(starts: Ints, base: int, number: int) -> tuple[Ints, Ints]:

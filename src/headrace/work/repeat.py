@@ -44,12 +44,12 @@ class Repetition:
     reshuffle: Mapping[str, bool]
     stop_after_passes: int | None
 
-    def limit(self, name: str, size: int) -> int | None:
-        """Samples that a dataset of `size` rows may give in all, or None."""
+    def passes(self, name: str) -> int | None:
+        """Passes that a dataset may give in all, or None."""
         if self.policy[name] != "repeat":
-            return size
+            return 1
         extra = self.max_repeats[name]
-        return None if extra is None else size * (1 + extra)
+        return None if extra is None else 1 + extra
 
     def ends_stream(self, name: str) -> bool:
         """Whether the stream ends when this dataset has reached its limit (else the others go on)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,6 +79,23 @@ class WorkSource(ABC):
                 f"dataset/{d.name}": d.fingerprint() for d in sorted(self.datasets_by_id.values(), key=lambda d: d.name)
             },
         }
+
+    def first_untouched(self, state: Mapping[str, Any], offset: int, samples: int) -> int | None:
+        """The first chunk of a lane that surely lies behind `samples` samples, which begin at `offset` of the chunk after `state`.
+
+        None if changes need not hold for all lanes from one chunk on.
+        """
+        del state, offset, samples
+        return None
+
+    def taken_over(self, old: Mapping[str, Any], first_round: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        """How lane states saved under the recipe `old`, a difference taken on purpose, are to be read by this source.
+
+        No lane needs its chunks from number `first_round` on as they were. As they are, unless a subclass knows better: then
+        `load_state_dict` decides alone.
+        """
+        del old, first_round
+        return dict
 
     def chunk_size_hint(self) -> int | None:
         """Samples in a full chunk, if they are all alike."""

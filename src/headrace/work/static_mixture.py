@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import CheckpointMismatch, ConfigError, CurriculumError
+from headrace.work.changed import what_grew
 from headrace.work.chunk import WorkChunk
 from headrace.work.lane import Curriculum, LaneAssignment, MixtureLane
 from headrace.work.mixture import MixtureSpec
@@ -200,6 +201,28 @@ class StaticMixtureWorkSource(WorkSource):
         """Samples of all lanes together, exactly; `inf` for a stream without end."""
         total = self._timeline.total()
         return math.inf if total is None else total
+
+    def first_untouched(self, state: Mapping[str, Any], offset: int, samples: int) -> int:
+        """The first chunk, and so round, of a lane that surely lies behind these samples."""
+        size, chunk = self._curriculum.chunk_size, int(state["draws"])
+        later = [
+            int(first) for first, *_ in state["eras"] if samples and int(first) > chunk
+        ]  # one may follow a short chunk
+        return max(chunk - -(offset + samples) // size, *(first - -samples // size for first in later), 0)
+
+    def taken_over(self, old: Mapping[str, Any], first_round: int) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        """States of a source with the recipe `old`, for this one, which holds from round `first_round` of every lane on.
+
+        Datasets are known by name. Each goes on from the row it had reached. One that has more shards now goes on with those it
+        had to the end of its pass, then with the new ones, and mixes all from its next pass on. CheckpointError says which
+        differences have no such meaning.
+        """
+        grown = what_grew(old, self.recipe(), self.datasets_by_id.values(), self._curriculum.orders)
+
+        def follow(state: Mapping[str, Any]) -> dict[str, Any]:
+            return self.lane(int(state["lane"]), int(state["lanes"])).continued(state, first_round, grown)
+
+        return follow
 
     def samples_of_lane(self, lane: int, lanes: int) -> int:
         """Samples of one lane, exactly; TypeError for a stream without end."""

@@ -8,8 +8,8 @@ are at most as many segments as datasets plus changes, and each is found from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.work.interleave import Interleave
@@ -18,10 +18,18 @@ from headrace.work.repeat import Repetition
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """Weights in force from sample `start` of the global stream on."""
+    """Weights in force from sample `start` of the global stream on.
+
+    `lengths` gives the samples in the first passes of datasets that had other shards then.
+    """
 
     start: int
     weights: Mapping[str, float]
+    lengths: Mapping[str, Callable[[int], int]] = field(default_factory=dict)
+
+    def length(self, name: str, passes: int, size: int) -> int:
+        """Samples in this many passes of a dataset that has `size` rows now."""
+        return self.lengths[name](passes) if name in self.lengths else passes * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class Timeline:
         self._reach(n)
         for segment in self._found:
             if segment.stop is None or n <= segment.stop:
-                return segment.counts(n)
+                return segment.counts(max(n, segment.start))
         last = self._found[-1] if self._found else None
         return dict.fromkeys(self._sizes, 0) if last is None or last.stop is None else last.counts(last.stop)
 
@@ -104,38 +112,48 @@ class Timeline:
     def _segments(self, eras: Sequence[Era]) -> Iterator[Segment]:
         before = dict.fromkeys(self._sizes, 0)
         for era, following in zip(eras, [*eras[1:], None], strict=True):
-            start, left = era.start, frozenset[str]()
-            until = None if following is None else following.start
-            while until is None or start < until:
-                weights = {n: w for n, w in era.weights.items() if w > 0 and n not in left}
-                if not weights:
+            for segment in self._segments_of(era, None if following is None else following.start, before):
+                yield segment
+                if segment.stop is None:
                     return
-                interleave = Interleave.of(weights)
-                end, name = self._end(interleave, before)
-                stop = None if end is None else start + end
-                if until is not None and (stop is None or stop >= until):
-                    stop, name = until, None
-                if stop is None or stop > start:
-                    segment = Segment(start, stop, interleave, before, left)
-                    yield segment
-                    if stop is None:
-                        return
-                    before, start = segment.counts(stop), stop
-                if name is not None:
-                    if name == "" or self._repetition.ends_stream(name):
-                        return
-                    left |= {name}
+                before = segment.counts(segment.stop)
 
-    def _end(self, interleave: Interleave, before: Mapping[str, int]) -> tuple[int | None, str | None]:
+    def _segments_of(self, era: Era, until: int | None, before: Mapping[str, int]) -> Iterator[Segment]:
+        """Segments of one era, up to its end or to where the stream ends before."""
+        start, left = era.start, frozenset[str]()
+        while until is None or start < until:
+            weights = {n: w for n, w in era.weights.items() if w > 0 and n not in left}
+            if not weights:
+                return
+            interleave = Interleave.of(weights)
+            end, name = self._end(era, interleave, before)
+            stop = None if end is None else start + end
+            if until is not None and (stop is None or stop >= until):
+                stop, name = until, None
+            if stop is None or stop > start:
+                segment = Segment(start, stop, interleave, before, left)
+                yield segment
+                if stop is None:
+                    return
+                before, start = segment.counts(stop), stop
+            if name is not None:
+                if name == "" or self._repetition.ends_stream(name):
+                    return
+                left |= {name}
+
+    def _end(self, era: Era, interleave: Interleave, before: Mapping[str, int]) -> tuple[int | None, str | None]:
         """Samples until something happens, and the dataset it happens to ("" for the end after N passes)."""
         passes = self._repetition.stop_after_passes
         if passes is not None:
-            needs = [passes * self._sizes[name] - before[name] for name in interleave.names]
+            needs = [era.length(name, passes, self._sizes[name]) - before[name] for name in interleave.names]
             return max(0, *(interleave.latest(c, need) for c, need in enumerate(needs))), ""
         best: int | None = None
         name: str | None = None
-        limits = [self._repetition.limit(n, self._sizes[n]) for n in interleave.names]
-        items = {c: limit - before[interleave.names[c]] for c, limit in enumerate(limits) if limit is not None}
+        items: dict[int, int] = {}
+        for c, n in enumerate(interleave.names):
+            most = self._repetition.passes(n)
+            if most is not None:
+                items[c] = era.length(n, most, self._sizes[n]) - before[n]
         for c in sorted(items, key=lambda c: (interleave.earliest(c, items[c]), c)):
             if best is not None and interleave.earliest(c, items[c]) > best:
                 break

@@ -57,19 +57,29 @@ class BestFitWrapPacker:
 
     def push(self, block: Block) -> list[Block]:
         """Rows of long documents, and every row for which the pool is large enough."""
-        aligned = self._fields.align(block)
+        return self.adopt(block, np.zeros(len(block), np.int64))
+
+    def begun(self) -> Ints:
+        """Tokens of each held document that have left."""
+        return np.fromiter(self._start.values(), np.int64, len(self._start))
+
+    def adopt(self, documents: Block, begun: Ints) -> list[Block]:
+        """Take documents whose first `begun` tokens have left already."""
+        aligned = self._fields.align(documents)
         rows, empty = without_empty(aligned)
-        places = (aligned.offsets[1:] > aligned.offsets[:-1]).nonzero()[0].tolist()
+        filled = (aligned.offsets[1:] > aligned.offsets[:-1]).nonzero()[0]
+        places = filled.tolist()
         first = self._pool.add(_as_block(rows, self._lane))
         built: list[list[Segment]] = []
         self.closers = []
-        for number, length in enumerate((rows.offsets[1:] - rows.offsets[:-1]).tolist(), first):
-            self._arrive(number, length, built)
+        lengths = (rows.offsets[1:] - rows.offsets[:-1]).tolist()
+        for number, (length, start) in enumerate(zip(lengths, begun[filled].tolist(), strict=True), first):
+            self._arrive(number, start, length, built)
             self.closers += [places[number - first]] * (len(built) - len(self.closers))
         out = [self._emit(built)] if built else []
         if self._pool.wasteful(len(self._start)):
             self._pool.keep(self._handles())
-        drops = (*block.drops, Drop(_NAME, "empty document", empty)) if len(empty) else block.drops
+        drops = (*documents.drops, Drop(_NAME, "empty document", empty)) if len(empty) else documents.drops
         if drops:
             out = out or [Block(self._lane, Origin.empty(), {})]
             out[0] = out[0].dropping(*drops)
@@ -119,10 +129,10 @@ class BestFitWrapPacker:
             self._start[number] = start
             self._candidates.add(number, length - start)
 
-    def _arrive(self, number: int, length: int, built: list[list[Segment]]) -> None:
+    def _arrive(self, number: int, begun: int, length: int, built: list[list[Segment]]) -> None:
         width = self._shape.max_length
-        whole = length - length % width
-        built += [[(number, start, width)] for start in range(0, whole, width)]
+        whole = length - (length - begun) % width
+        built += [[(number, start, width)] for start in range(begun, whole, width)]
         if whole < length:
             self._start[number] = whole
             self._candidates.add(number, length - whole)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.core.block import Block, Drop, Ints, Origin, Ragged
 from headrace.errors import CheckpointError, RecordError
-from headrace.ops.pack.fields import AlignedFields, TokenRows, without_empty
+from headrace.ops.pack.fields import AlignedFields, TokenRows, left_of_begun, without_empty
 from headrace.ops.pack.shape import RowShape, packed_block, pad_rows, padding_of
 from headrace.ops.pool import RowPool
 
@@ -134,6 +134,18 @@ class BinPacker:
         for slot in self._open:
             self._fitting.update(slot, self._rooms[slot])
         self._free = [slot for slot in range(self._rules.num_bins) if slot not in self._open]
+
+    def begun(self) -> Ints:
+        """Tokens of each held document that have left: none."""
+        return np.zeros(self._held, np.int64)
+
+    def adopt(self, documents: Block, begun: Ints) -> list[Block]:
+        """Take over from another packer. What is left of documents that were begun is dropped: documents stay whole here."""
+        whole = (begun == 0).nonzero()[0]
+        drops = left_of_begun(self._fields, documents.take((begun > 0).nonzero()[0]), begun[begun > 0])
+        out = self.push(documents.take(whole).dropping(*drops) if drops else documents.take(whole))
+        self.closers = whole[self.closers].tolist()
+        return out
 
     def _oversized(self, rows: TokenRows, lengths: Ints, long: NDArray[np.bool_]) -> Drop:
         if self._rules.drop_oversized:

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.core.block import COMPONENT, Block, Drop, Ints, Origin, concat_blocks
 from headrace.core.op import Accumulator
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.ops.pack.fields import AlignedFields
 
 _UNGROUPED: Final = 1 << 32
@@ -74,7 +74,19 @@ class DomainGroups:
         return f"DomainGroups({self.describe()!r})"
 
 
-class RowPacker(Accumulator, Protocol):
+class Packer(Accumulator, Protocol):
+    """An accumulator of documents that another packer may hand over, also in part."""
+
+    def begun(self) -> Ints:
+        """Tokens of each document of `held()` that have left."""
+        ...
+
+    def adopt(self, documents: Block, begun: Ints) -> list[Block]:
+        """As `push`, of documents whose first `begun` tokens have left; for an accumulator that holds nothing."""
+        ...
+
+
+class RowPacker(Packer, Protocol):
     """A packer that says which document completed each row."""
 
     closers: list[int]
@@ -101,13 +113,25 @@ class DomainPacker:
 
     def push(self, block: Block) -> list[Block]:
         """Rows that are full now, in the order in which they were completed."""
+        return self._give(block, lambda packer, rows: packer.push(replace(block.take(rows), drops=())))
+
+    def begun(self) -> Ints:
+        """Tokens of each held document that have left, domain by domain."""
+        begun = [self._packers[domain][0].begun() for domain in sorted(self._packers)]
+        return np.concatenate([np.empty(0, np.int64), *begun])
+
+    def adopt(self, documents: Block, begun: Ints) -> list[Block]:
+        """Each domain takes over its own."""
+        return self._give(documents, lambda packer, rows: packer.adopt(documents.take(rows), begun[rows]))
+
+    def _give(self, block: Block, give: Callable[[RowPacker, Ints], list[Block]]) -> list[Block]:
         self._fields.align(block)
         blocks: list[Block] = []
         closers: list[Ints] = []
         drops = list(block.drops)
         for domain, rows in self._split(block):
             packer = self._packer(domain)
-            for out in packer.push(replace(block.take(rows), drops=())):
+            for out in give(packer, rows):
                 drops += out.drops
                 if len(out):
                     blocks.append(replace(out, drops=()))
@@ -162,6 +186,22 @@ class DomainPacker:
             found, places = np.unique(components, return_inverse=True)
             components = np.asarray([self._domains[i] for i in found.tolist()], np.int64)[places]
         return [(int(d), (components == d).nonzero()[0]) for d in np.unique(components)]
+
+
+def renumbered(state: Mapping[str, Any], numbers: Mapping[int, int], grouped: bool) -> dict[str, Any]:
+    """A `DomainPacker`'s state for components that have other ids now: `numbers` maps old ones to new ones."""
+
+    def number(domain: int) -> int:
+        if grouped and domain < _UNGROUPED:
+            return domain
+        old = domain - _UNGROUPED if grouped else domain
+        if old not in numbers:
+            raise CheckpointError(
+                f"pack_flat: open rows hold documents of component {old}, which the curriculum no longer lists"
+            )
+        return domain - old + numbers[old]
+
+    return {**state, "domains": [[number(domain), *rest] for domain, *rest in state["domains"]]}
 
 
 def _in_order(blocks: list[Block], closers: Ints) -> Block:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import MISSING, Block, Column, Ints, Ragged, Text
+from headrace.core.block import MISSING, Block, Column, Drop, Ints, Ragged, Text
 from headrace.core.tokens import (
     HIDDEN,
     POSITIONS,
@@ -241,6 +241,15 @@ def _dtype(column: Column, row: int) -> np.dtype[Any]:
 def _error(block: Block, row: int, what: str, remedy: str) -> RecordError:
     dataset, shard, number = block.origin.ids[row, :3].tolist() if len(block.origin.ids) else (-1, -1, -1)
     return RecordError(f"{_NAME}: {what} (dataset {dataset}, shard {shard}, row {number}); {remedy}")
+
+
+def left_of_begun(fields: AlignedFields, documents: Block, begun: Ints) -> tuple[Drop, ...]:
+    """Word of the tokens behind the first `begun` of these documents, where a packer cannot go on with them."""
+    if not len(documents):
+        return ()
+    offsets = fields.align(documents).offsets
+    tokens = int((offsets[1:] - offsets[:-1] - begun).sum())
+    return (Drop(_NAME, "begun before packing was changed", documents.origin.ids[:0], tokens),)
 
 
 def without_empty(rows: TokenRows) -> tuple[TokenRows, Ints]:

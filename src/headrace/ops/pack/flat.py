@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from headrace.core.block import Block, Origin
-from headrace.core.op import Accumulator, Fields
+from headrace.core.op import Fields
 from headrace.core.tokens import PADDING, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError
 from headrace.ops.arguments import whole_number
@@ -26,7 +26,7 @@ from headrace.ops.pack.assemble import assemble_rows
 from headrace.ops.pack.best_fit import BestFit
 from headrace.ops.pack.best_fit_wrap import BestFitWrapPacker, PoolRules
 from headrace.ops.pack.bins import BinPacker, BinRules
-from headrace.ops.pack.domains import DomainGroups, DomainPacker, RowPacker
+from headrace.ops.pack.domains import DomainGroups, DomainPacker, Packer, RowPacker, renumbered
 from headrace.ops.pack.fields import AlignedFields
 from headrace.ops.pack.first_fit import FirstFit
 from headrace.ops.pack.ordered import OrderedPacker
@@ -77,7 +77,7 @@ class PackFlat:
     homogeneity: Homogeneity = "none"
     groups: DomainGroups | None = None
     components: tuple[tuple[str, int], ...] = ()
-    """Names and ids of the components; `with_components` fills it in, for `homogeneity="group"`."""
+    """Names and ids of the components; `with_components` fills it in, for `homogeneity="group"` now or before a change."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -107,7 +107,7 @@ class PackFlat:
     def with_components(self, components: Mapping[str, int]) -> PackFlat:
         """The same operator, told which component id has which name. An unknown name in `groups` is a ConfigError."""
         if self.groups is None:
-            return self
+            return replace(self, components=tuple(sorted(components.items())))
         self.groups.validate_against(components)
         alone = sorted(components.keys() - self.groups.to_member_map().keys())
         if alone:
@@ -121,9 +121,23 @@ class PackFlat:
         made = {POSITIONS, PADDING} if self.emit_positions else {PADDING}
         return (downstream - made) | (set(TOKEN_FIELDS) if self.tokens_field == "auto" else {self.tokens_field})
 
-    def accumulator(self, lane: int) -> Accumulator:
+    def renumbered(
+        self, state: dict[str, Any], components: Mapping[int, int], parameters: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """An accumulator's state for components that have other ids now: `components` maps old ones to new ones.
+
+        `parameters`: those of the operator that the state is of, as `describe()` gave them.
+        """
+        if parameters["homogeneity"] == "none":
+            return state
+        grouped = parameters["homogeneity"] == "group"
+        if parameters["shuffle_strategy"] is None:
+            return renumbered(state, components, grouped)
+        return {**state, "packer": renumbered(state["packer"], components, grouped)}
+
+    def accumulator(self, lane: int) -> Packer:
         """The open rows of one lane."""
-        packer: Accumulator
+        packer: Packer
         if self.homogeneity == "none":
             packer = self._packer(self._fields(), lane)
         else:

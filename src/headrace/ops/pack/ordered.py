@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace.core import rng
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Ints, Origin, concat_blocks
-from headrace.core.op import Accumulator
 from headrace.core.tokens import column_lengths, find_tokens_field
+from headrace.ops.pack.domains import Packer
 
 WINDOW: Final = 1024
 
@@ -22,7 +22,7 @@ WINDOW: Final = 1024
 class OrderedPacker:
     """A window of documents in front of a packer."""
 
-    def __init__(self, packer: Accumulator, strategy: str, seed: int, tokens_field: str, lane: int) -> None:
+    def __init__(self, packer: Packer, strategy: str, seed: int, tokens_field: str, lane: int) -> None:
         """Hold nothing."""
         self._packer, self._strategy, self._seed, self._field, self._lane = packer, strategy, seed, tokens_field, lane
         self._window: list[Block] = []
@@ -65,6 +65,15 @@ class OrderedPacker:
         self._window, self._count = [], 0
         if held is not None and len(held) > packed:
             self._hold(held.slice(packed, len(held)))
+
+    def begun(self) -> Ints:
+        """Tokens of each held document that have left; the window holds whole ones."""
+        return np.concatenate([self._packer.begun(), np.zeros(self._count, np.int64)])
+
+    def adopt(self, documents: Block, begun: Ints) -> list[Block]:
+        """Documents that were begun go to the packer at once, the others through the window."""
+        first, others = (begun > 0).nonzero()[0], (begun == 0).nonzero()[0]
+        return [*self._packer.adopt(documents.take(first), begun[first]), *self.push(documents.take(others))]
 
     def _hold(self, block: Block) -> None:
         self._window.append(block)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.core.block import Block, Drop, Ints, Origin
 from headrace.errors import CheckpointError
-from headrace.ops.pack.fields import AlignedFields, TokenRows, without_empty
+from headrace.ops.pack.fields import AlignedFields, TokenRows, left_of_begun, without_empty
 from headrace.ops.pack.shape import RowShape, packed_block, pad_rows, padding_of
 
 _NAME: Final = "pack_flat"
@@ -92,6 +92,27 @@ class WrapPacker:
                 f"{_NAME}: the open row held {state['tokens']} tokens and {self._tokens} were read back; "
                 "the data, the tokenizer or an operator before packing has changed"
             )
+
+    def begun(self) -> Ints:
+        """Tokens of each held document that have left."""
+        begun = np.zeros(sum(map(len, self._ids)), np.int64)
+        begun[:1] = self._skip
+        return begun
+
+    def adopt(self, documents: Block, begun: Ints) -> list[Block]:
+        """Take over from another packer. The first document may be continued; what is left of other begun ones is dropped."""
+        takes = begun == 0
+        takes[:1] = True
+        drops = left_of_begun(self._fields, documents.take((~takes).nonzero()[0]), begun[~takes])
+        out, rest = list[Block](), takes.nonzero()[0]
+        if begun[:1].any():
+            self._append(_without_head(self._fields.align(documents.slice(0, 1)), int(begun[0])))
+            self._skip = int(begun[0])
+            out, rest = self._full_rows(), rest[1:]
+        closers = [0] * sum(map(len, out))
+        out += self.push(documents.take(rest))
+        self.closers = closers + rest[self.closers].tolist()
+        return _with_drops(out, drops, self._lane)
 
     def _append(self, rows: TokenRows) -> None:
         if not len(rows):
@@ -180,6 +201,13 @@ def _capped_cuts(ends: Ints, length: int, cap: int) -> list[int]:
         else:
             return cuts
         cuts.append(at)
+
+
+def _with_drops(out: list[Block], drops: tuple[Drop, ...], lane: int) -> list[Block]:
+    if not drops:
+        return out
+    first = out[0] if out else Block(lane, Origin.empty(), {})
+    return [first.dropping(*drops), *out[1:]]
 
 
 def _without_head(rows: TokenRows, skip: int) -> TokenRows:

@@ -1,0 +1,202 @@
+"""Changing a run on purpose: nothing delivered comes again, nothing is lost uncounted, and settings and topology stay no data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pipeline_recipes import ALGORITHMS, Recipe, packing, recipes, seen, settings_of_a_run
+
+LAW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+CUT = st.sampled_from([1, 4, 13, 40])
+QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off", "uneven": "keep"}
+KINDS = ("mixture", "datasets", "shards", "flush", "shuffle", "pack_flat", "batch")
+
+
+@st.composite
+def changed(draw: st.DrawFn, recipe: Recipe, kinds: tuple[str, ...] = KINDS) -> Recipe:
+    """The recipe with some of its parameters changed."""
+    chosen = draw(st.sets(st.sampled_from(kinds), min_size=1))
+    shards, weights = dict(recipe.shards), dict(recipe.weights)
+    if "mixture" in chosen:
+        weights = {name: draw(st.floats(0.05, 1.0)) for name in weights}
+    if "datasets" in chosen:
+        for name in sorted(set("abc") - set(shards)):
+            shards[name], weights[name] = (draw(st.integers(1, 30)),), draw(st.floats(0.05, 1.0))
+    if "shards" in chosen:
+        shards = {name: (*counts, *draw(st.lists(st.integers(0, 20), max_size=2))) for name, counts in shards.items()}
+    recipe = replace(recipe, shards=shards, weights=weights)
+    if "flush" in chosen:
+        recipe = replace(recipe, flush=draw(st.sampled_from([None, 1, 2])))
+    if "shuffle" in chosen and recipe.shuffle:
+        algorithm = draw(st.sampled_from(ALGORITHMS))
+        recipe = replace(recipe, shuffle=draw(st.integers(1, 30)), shuffle_algorithm=algorithm)
+    if "shuffle" in chosen and recipe.late_shuffle:
+        recipe = replace(recipe, late_shuffle=draw(st.integers(1, 9)))
+    if "pack_flat" in chosen and recipe.pack:
+        recipe = replace(recipe, pack=draw(packing(sorted(recipe.shards))))
+    if "batch" in chosen and recipe.batch:
+        recipe = replace(recipe, batch={"microbatch_size": draw(st.integers(1, 5)), "drop_last": draw(st.booleans())})
+    return recipe
+
+
+@st.composite
+def once(draw: st.DrawFn, max_lanes: int = 3, **fixed: Any) -> Recipe:
+    """A recipe whose rows come once."""
+    recipe = draw(recipes(max_lanes))
+    if recipe.pack and recipe.pack["homogeneity"] == "group":
+        recipe = replace(recipe, pack={**recipe.pack, "homogeneity": "full", "groups": None})
+    return replace(recipe, source={**recipe.source, "exhausted_policy": "redistribute"}, **fixed)
+
+
+def tokens(items: list[Any]) -> list[int]:
+    """Every token of these batches or records, padding aside."""
+    rows = chain.from_iterable(item.records if hasattr(item, "records") else [item] for item in items)
+    return [
+        t for row in rows for t in row.payload["input_ids"][: len(row.payload["input_ids"]) - row.meta.padding_length]
+    ]
+
+
+def begin(recipe: Recipe, taken: int, **options: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The first batches, and the checkpoint behind them."""
+    pipeline = recipe.build(**QUIET | options)
+    iterator = iter(pipeline)
+    items = list(islice(iterator, taken))
+    state = pipeline.checkpoint()
+    iterator.close()
+    return items, state
+
+
+def goes_on(recipe: Recipe, state: Any, **options: Any) -> Any:
+    pipeline = recipe.build(**QUIET | options)
+    pipeline.restore(state, accept=KINDS_OF(recipe))
+    return pipeline
+
+
+def KINDS_OF(recipe: Recipe) -> set[str]:
+    """What may be accepted of this recipe."""
+    operators = {"shuffle": recipe.shuffle or recipe.late_shuffle, "pack_flat": recipe.pack, "batch": recipe.batch}
+    return set(KINDS[:4]) | {name for name, there in operators.items() if there}
+
+
+@LAW
+@given(st.data(), once(), st.integers(0, 12), CUT, CUT)
+def test_nothing_delivered_comes_again(
+    data: st.DataObject, recipe: Recipe, taken: int, cut: int, next_cut: int
+) -> None:
+    new = data.draw(changed(recipe))
+    items, state = begin(recipe, taken, cut_every=cut)
+    before = tokens(items)
+    after = tokens(list(goes_on(new, state, cut_every=next_cut)))
+    assert len(set(before)) == len(before) and len(set(after)) == len(after)
+    assert not set(before) & set(after)
+
+
+@LAW
+@given(st.data(), once(keep=None), st.integers(0, 12), CUT)
+def test_all_the_rest_comes_or_is_counted(data: st.DataObject, recipe: Recipe, taken: int, cut: int) -> None:
+    def cutting(some: Recipe) -> Recipe:
+        if some.pack is None:
+            return some
+        kept = {k: v for k, v in some.pack.items() if k not in ("num_bins", "min_sequence_length", "flush_strategy")}
+        if "wrap" not in kept["algorithm"]:
+            kept["algorithm"] = "wrap"
+        return replace(some, pack={**kept, "pad_token_id": 7})
+
+    recipe = replace(cutting(recipe), batch=recipe.batch and {"microbatch_size": 2, "drop_last": False})
+    new = cutting(data.draw(changed(recipe)))
+    new = replace(new, batch=new.batch and {**new.batch, "drop_last": False})
+    items, state = begin(recipe, taken, cut_every=cut)
+    pipeline = goes_on(new, state, cut_every=cut)
+    after = tokens(list(pipeline))
+    summary = pipeline.metrics_snapshot()
+    assert summary is not None
+    every = tokens(list(replace(new, shuffle=None, pack=None, late_shuffle=None, batch=None).build(**QUIET)))
+    assert set(tokens(items)) | set(after) <= set(every)
+    assert len(every) == len(tokens(items)) + len(after) + sum(summary.dropped_tokens.values())
+
+
+@LAW
+@given(st.data(), once(), st.integers(0, 12), st.lists(st.integers(0, 6), max_size=3), CUT, settings_of_a_run())
+def test_a_changed_run_resumes_like_any_other(
+    data: st.DataObject, recipe: Recipe, taken: int, stops: list[int], cut: int, options: dict[str, Any]
+) -> None:
+    new = data.draw(changed(recipe))
+    _, state = begin(recipe, taken, cut_every=cut)
+    whole = [seen(item) for item in goes_on(new, state, cut_every=cut)]
+    got: list[Any] = []
+    accept: Any = KINDS_OF(new)
+    for number in [*stops, None]:
+        pipeline = new.build(**QUIET | options, cut_every=cut)
+        pipeline.restore(state, accept=accept)
+        iterator = iter(pipeline)
+        got += [seen(item) for item in islice(iterator, number)]
+        state, accept = pipeline.checkpoint(), ()
+        iterator.close()
+    assert got == whole
+
+
+@LAW
+@given(st.data(), once(), st.lists(st.integers(0, 5), min_size=2, max_size=4), CUT)
+def test_changes_follow_each_other(data: st.DataObject, recipe: Recipe, stops: list[int], cut: int) -> None:
+    before: list[int] = []
+    items, state = begin(recipe, stops[0], cut_every=cut)
+    before += tokens(items)
+    for taken in [*stops[1:], None]:
+        recipe = data.draw(changed(recipe))
+        pipeline = goes_on(recipe, state, cut_every=data.draw(CUT))
+        iterator = iter(pipeline)
+        before += tokens(list(islice(iterator, taken)))
+        state = pipeline.checkpoint()
+        iterator.close()
+    assert len(set(before)) == len(before)
+
+
+@LAW
+@given(st.data(), once(max_lanes=1, flush=None, late_shuffle=None, keep=None), st.integers(0, 12), CUT)
+def test_another_row_length_continues_the_token_stream(
+    data: st.DataObject, recipe: Recipe, taken: int, cut: int
+) -> None:
+    lengths = st.integers(1, 40)
+    old, new = ({"algorithm": "wrap", "max_length": data.draw(lengths), "pad_token_id": 7} for _ in range(2))
+    batch = recipe.batch and {**recipe.batch, "drop_last": False}
+    recipe = replace(recipe, batch=batch)
+    whole = tokens(list(replace(recipe, pack=new).build(**QUIET)))
+    items, state = begin(replace(recipe, pack=old), taken, cut_every=cut)
+    rows = list(goes_on(replace(recipe, pack=new), state, cut_every=cut))
+    assert tokens(items) + tokens(rows) == whole
+    for item in rows:
+        for row in item.records if recipe.batch else [item]:
+            assert len(row.payload["input_ids"]) == new["max_length"]
+
+
+@settings(LAW, max_examples=60)
+@given(st.data(), once(max_lanes=6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), CUT)
+def test_every_topology_sees_the_same_change(
+    data: st.DataObject, recipe: Recipe, groups: int, later: int, steps: int, cut: int
+) -> None:
+    new = data.draw(changed(recipe))
+    states = []
+    for group in range(groups):
+        pipeline = recipe.build(**QUIET, dp_degree=groups, dp_group_id=group, cut_every=cut)
+        iterator = iter(pipeline)
+        assume(len(list(islice(iterator, steps))) == steps)
+        states.append(pipeline.checkpoint())
+        iterator.close()
+    alone = [seen(item) for item in goes_on(new, states, cut_every=cut)]
+    position = groups * steps
+    for group in range(later):
+        theirs = list(goes_on(new, states, dp_degree=later, dp_group_id=group, cut_every=cut))
+        first = (group - position) % later
+        expected = alone[first::later]
+        for item, want in zip(theirs, expected[: _even(alone, new, position)], strict=False):
+            assert seen(item) == want
+
+
+def _even(alone: list[Any], recipe: Recipe, position: int) -> int:
+    """Batches of a group before the first lane can have ended."""
+    del position
+    return len(alone) // (recipe.lanes * 4)
