@@ -256,9 +256,8 @@ def test_failures_and_deaths_are_accounted_for(
     assert after.skipped - before.skipped == (failures if policy == "skip" else 0)
 
 
-@RELAXED
-@given(data=st.data(), most=st.sampled_from([1, 5, 4096]))
-def test_an_error_comes_at_its_place(
+def error_at_its_place(
+    kills: list[str],
     combination: tuple[str, str, str],
     pipelines: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -267,7 +266,7 @@ def test_an_error_comes_at_its_place(
     most: int,
 ) -> None:
     runner, shape, mode = combination
-    items = data.draw(item_lists(BAD_ACTS, ["kill1", "kill9"] if runner == "process" else []))
+    items = data.draw(item_lists(BAD_ACTS, kills if runner == "process" else []))
     folder = str(tmp_path_factory.mktemp("visits"))
     items = [item._replace(folder=folder) for item in items]
     monkeypatch.setattr(batching, "MOST", most)
@@ -295,6 +294,33 @@ def test_an_error_comes_at_its_place(
     else:  # outputs of the failing item itself may have left before its failure did
         assert got[: len(good)] == good
         assert {uid for uid, _ in got[len(good) :]} <= {error_uid(told)}
+
+
+@RELAXED
+@given(data=st.data(), most=st.sampled_from([1, 5, 4096]))
+def test_an_error_comes_at_its_place(
+    combination: tuple[str, str, str],
+    pipelines: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    most: int,
+) -> None:
+    error_at_its_place([], combination, pipelines, monkeypatch, tmp_path_factory, data, most)
+
+
+@pytest.mark.slow
+@RELAXED
+@given(data=st.data(), most=st.sampled_from([1, 5, 4096]))
+def test_an_error_comes_at_its_place_among_killed_workers(
+    combination: tuple[str, str, str],
+    pipelines: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    most: int,
+) -> None:
+    error_at_its_place(["kill1", "kill9"], combination, pipelines, monkeypatch, tmp_path_factory, data, most)
 
 
 def error_uid(told: list[list[Any]]) -> int:
