@@ -10,8 +10,9 @@ Rules (if the code differs from them, the code is wrong):
    answers to its own round, and a member believes only a sum that lists its own ticket. So nothing that an earlier run left
    behind is taken for a word of this one.
 2. The leader itself acts only on sums that it has written. So when it leaves, the others know all that it acted on.
-3. A member that leaves goes on talking in the background until its last word is in the sum, and the leader until all have left:
-   a member without data may be done before the others have begun. An interpreter that ends waits two seconds for that.
+3. A member that leaves goes on talking in the background until its last word is written to a leader that knows it, and the leader
+   until all have left: a member without data may be done before the others have begun. An interpreter that ends waits two
+   seconds for that.
 4. A member that is waited for and has said nothing for the time-out is named in an error, as is one that has left and without
    which no decision is possible. One that is slow but alive is waited for.
 """
@@ -100,6 +101,7 @@ class BoardAgreement:
     _round: str = ""
     _beat: int = 0
     _left: bool = False
+    _listed: bool = False
     _heard_out: bool = False
     _failure: BaseException | None = None
     _thread: threading.Thread | None = None
@@ -245,10 +247,12 @@ class BoardAgreement:
             self._round = found.round
             mine = found.words.get(self.member)
             if mine is not None and mine.ticket == self._ticket:
+                self._listed = True
                 self._show(found)
-                self._heard_out = mine.left
         if self._round:
-            self._write(f"{self.folder}/rank-{self.member}", self._word())
+            word = self._word()
+            self._write(f"{self.folder}/rank-{self.member}", word)
+            self._heard_out = self._listed and word.left  # the leader of this very round finds it there
 
     def _lead(self) -> None:
         names = {f"rank-{member}": member for member in range(1, self.members)}
