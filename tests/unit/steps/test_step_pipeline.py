@@ -341,6 +341,7 @@ def test_a_shuffle_buffer_gives_every_output_once_in_an_order_of_the_seed() -> N
     assert all(abs(place - x) < 500 for place, x in enumerate(first))
 
 
+@pytest.mark.slow  # it measures: only a quiet machine gives the answer
 def test_automatic_workers_stay_home_for_cheap_steps_and_go_out_for_dear_ones() -> None:
     cheap = Pipeline([add_1])
     assert list(cheap.map(range(5000))) == list(range(1, 5001))
