@@ -5,9 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_recipes import Recipe, deep_recipes, seen, settings_of_a_run
+
+from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
 
 LAW = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
 CUT = st.sampled_from([1, 4, 13, 40])
@@ -47,3 +50,58 @@ def test_a_resumed_run_has_the_checkpoints_of_one_that_never_stopped(
     assert one.checkpoint(as_bytes=True) == other.checkpoint(as_bytes=True)
     whole.close()
     resumed.close()
+
+
+@pytest.mark.parametrize("flush", [None, 2])
+@pytest.mark.parametrize("runner", ["inline", "threads"])
+def test_large_buffers_come_back_while_the_run_goes_on(flush: int | None, runner: str) -> None:
+    recipe = Recipe(
+        {"a": (3000, 4000), "b": (2500,)},
+        {"a": 0.7, "b": 0.3},
+        {"chunk_size": 2000, "exhausted_policy": "redistribute"},
+        shuffle=1500,
+        pack={"max_length": 64, "algorithm": "wrap"},
+        batch={"microbatch_size": 4},
+        flush=flush,
+    )
+    whole = [seen(item) for item in recipe.build(**QUIET)]
+    got: list[Any] = []
+    state = None
+    for taken in [3, 40, 1, 25, 0, 60, None]:
+        pipeline = recipe.build(runner=runner, auto_validation="off", cut_every=300)
+        if state is not None:
+            pipeline.restore(state)
+        iterator = iter(pipeline)
+        got += [seen(item) for item in islice(iterator, taken)]
+        state = pipeline.checkpoint()
+        iterator.close()
+    assert got == whole
+
+
+def test_the_first_batch_after_a_restore_reads_few_of_the_held_records() -> None:
+    read: list[int] = []
+
+    def noted(payload: dict[str, int]) -> dict[str, int]:
+        read.append(payload["n"])
+        return payload
+
+    def build() -> Pipeline:
+        data = Dataset.from_dict("a", {0: InMemoryShard([{"n": n} for n in range(12_000)])})
+        source = StaticMixtureWorkSource(datasets=[data], mixture=MixtureSpec({"a": 1.0}), stop_after_passes=None)
+        pipeline = Pipeline(source).options(cut_every=64, micro_batch=64, **QUIET)
+        return pipeline.map_transform(noted).shuffle(buffer_size=5000).batch(8)
+
+    pipeline = build()
+    iterator = iter(pipeline)
+    for _ in islice(iterator, 1200):
+        pass
+    state = pipeline.checkpoint()
+    expected = next(iterator)
+    iterator.close()
+    resumed = build()
+    resumed.restore(state)
+    read.clear()
+    again = iter(resumed)
+    assert [r.payload for r in next(again).records] == [r.payload for r in expected.records]
+    assert len(read) < 500
+    again.close()

@@ -14,6 +14,7 @@ not permuted alike, although a flush leaves the buffer as new.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -25,6 +26,7 @@ from headrace.core.op import Fields
 from headrace.errors import CheckpointError, ConfigError
 from headrace.ops.arguments import whole_number
 from headrace.ops.pool import RowPool
+from headrace.ops.returning import InTurn, Returning
 
 ShuffleAlgorithm = Literal["streaming", "block", "block_warmup"]
 
@@ -102,6 +104,8 @@ class StreamingShuffle:
         self._occupant = [-1] * self._spec.buffer_size  # arrival in each slot
         self._ahead: list[int] = []  # slots of the arrivals from `_ahead_from` on
         self._ahead_from = 0
+        self._back: Returning | None = None  # records of a restored buffer that are not here yet,
+        self._back_before = 0  # with handles below this
 
     def push(self, block: Block) -> list[Block]:
         """One record out for each in, once the buffer has grown."""
@@ -113,9 +117,10 @@ class StreamingShuffle:
         self._pool.add(block)
         if not out:
             return [block.slice(0, 0).dropping(*block.drops)] if block.drops else []
-        leaving = self._pool.take(np.asarray(out))
-        if self._pool.wasteful(self._size()):
-            self._pool.keep(self._sorted())
+        leaving = self._take(np.asarray(out))
+        back = 0 if self._back is None else self._back.left
+        if self._pool.wasteful(self._size() - back):
+            self._pool.keep(self._sorted()[back:])
         return [leaving.dropping(*block.drops) if block.drops else leaving]
 
     def flush(self) -> list[Block]:
@@ -123,6 +128,7 @@ class StreamingShuffle:
         handles = self._sorted()
         if not len(handles):
             return []
+        self._all_here(handles)
         handles = handles[rng.shuffled(rng.key(self._key, "drain"), len(handles))]
         blocks = [self._pool.take(handles[a : a + _DRAIN_ROWS]) for a in range(0, len(handles), _DRAIN_ROWS)]
         self._reset()
@@ -132,7 +138,11 @@ class StreamingShuffle:
 
     def held(self) -> Origin:
         """Held records by arrival."""
-        return self._pool.origins(self._sorted())
+        handles = self._sorted()
+        if self._back is None or not self._back.left:
+            return self._pool.origins(handles)
+        back = self._back.left  # the oldest: they were here before anything that arrived since
+        return Origin.concat([self._back.origins(handles[:back]), self._pool.origins(handles[back:])])
 
     def state(self) -> dict[str, Any]:
         """The count of arrivals, and where the span began."""
@@ -140,13 +150,58 @@ class StreamingShuffle:
 
     def restore(self, state: dict[str, Any], held: Block | None) -> None:
         """Put each held record back in its slot: the last arrival that the hash sent there."""
+        handles = self._find(state)
+        _check_count(len(handles), 0 if held is None else len(held))
+        if held is not None:
+            self._pool.restore(handles, held, self._arrivals)
+
+    def restore_in_turn(self, state: dict[str, Any], held: Origin, fetch: InTurn) -> None:
+        """The same, but `fetch` reads the records again while the run goes on, each before its turn to leave."""
+        handles = self._find(state)
+        _check_count(len(handles), len(held))
+        self._pool.clear(self._arrivals)
+        order = self._departures(np.asarray(self._occupant), self._arrivals)
+        self._back, self._back_before = Returning(handles, held, order, fetch), self._arrivals
+
+    def _find(self, state: dict[str, Any]) -> Ints:
+        """Handles of the records that were held, from the count of arrivals."""
         self._reset()
         self._arrivals = int(state["arrivals"])
         self._begin(list(state["first"]))
-        handles = self._last_arrivals()
-        _check_count(len(handles), held)
-        if held is not None:
-            self._pool.restore(handles, held, self._arrivals)
+        return self._last_arrivals()
+
+    def _departures(self, waiting: Ints, arrival: int) -> Iterator[Ints]:
+        """Records that occupy these slots, in the order in which the arrivals from `arrival` on take their place."""
+        while (waiting >= 0).any():
+            slots, first = np.unique(self._slots(np.arange(arrival, arrival + _AHEAD)), return_index=True)
+            slots = slots[np.argsort(first)]
+            handles = waiting[slots]
+            waiting[slots] = -1
+            arrival += _AHEAD
+            yield handles[handles >= 0]
+
+    def _take(self, handles: Ints) -> Block:
+        """Records that leave, in this order."""
+        if self._back is None or not self._back.left:
+            self._back = None
+            return self._pool.take(handles)
+        before = handles < self._back_before
+        old = int(before.sum())
+        parts = [self._back.take(old)] if old else []
+        if old < len(handles):
+            parts.append(self._pool.take(handles[~before]))
+        order = np.empty(len(handles), np.int64)
+        order[before], order[~before] = np.arange(old), np.arange(old, len(handles))
+        return concat_blocks(parts).take(order)
+
+    def _all_here(self, handles: Ints) -> None:
+        """Wait for every record."""
+        if self._back is None or not self._back.left:
+            return
+        back = self._back.left
+        parts = [self._back.rest(), *([self._pool.take(handles[back:])] if back < len(handles) else [])]
+        self._pool.restore(handles, concat_blocks(parts), self._arrivals)
+        self._back = None
 
     def _begin(self, first: list[int]) -> None:
         """Start a span between flushes at this place of the lane."""
@@ -249,7 +304,7 @@ class BlockShuffle:
 
     def restore(self, state: dict[str, Any], held: Block | None) -> None:
         """Hold these records again."""
-        _check_count(int(state["count"]), held)
+        _check_count(int(state["count"]), 0 if held is None else len(held))
         self._held = [] if held is None or not len(held) else [held.slice(0, len(held))]
         self._count, self._emitted = int(state["count"]), int(state["emitted"])
 
@@ -271,8 +326,7 @@ class BlockShuffle:
         return [block.take(rng.shuffled(key, len(block)))]
 
 
-def _check_count(expected: int, held: Block | None) -> None:
-    found = 0 if held is None else len(held)
+def _check_count(expected: int, found: int) -> None:
     if found != expected:
         raise CheckpointError(
             f"shuffle: the checkpoint names {expected} buffered records and {found} were read back; "

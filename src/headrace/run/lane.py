@@ -24,10 +24,11 @@ from headrace.core.op import Accumulator
 from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import CheckpointError, OperatorError
 from headrace.observe.counters import Counters, OperatorCounters
+from headrace.ops.returning import InTurn
 from headrace.run.change import Changed, Held, Successive, Transitions
 from headrace.run.feed import LaneFeed, LaneSource
 from headrace.run.pools import Pool
-from headrace.run.restore import locate, refetch
+from headrace.run.restore import locate, refetch, refetch_in_turn
 from headrace.run.stage import StageResult
 
 
@@ -125,22 +126,37 @@ class Lane:
             )
         for stage, state in zip(stages, saved, strict=False):
             origin = locate(state.held, self._source, self.sources)
-            rows = refetch(origin, changed.before(stage), self.lane, self._run_again)
-            made[stage].restore(state.state, rows)
+            before, in_turn = changed.before(stage), getattr(made[stage], "restore_in_turn", None)
+            rows = None
+            if in_turn is not None and origin.rows is None:
+                in_turn(state.state, origin, self._reader_in_turn(before))
+            else:
+                rows = refetch(origin, before, self.lane, self._run_again)
+                made[stage].restore(state.state, rows)
             held[stage] = Held(origin, rows)
         return made, held
 
     def _run_again(self, nodes: Sequence[Node], blocks: list[Block]) -> list[Block]:
         """Apply stateless operators to blocks, with their stages' own workers."""
+        return list(self._stream_again(nodes, iter(blocks)))
+
+    def _stream_again(self, nodes: Sequence[Node], blocks: Iterator[Block]) -> Iterator[Block]:
+        """The same as a stream. It neither counts nor logs: that was done when the records came first."""
+
+        def unwrapped(results: Iterable[StageResult]) -> Iterator[Block]:
+            for result in results:
+                if result.failure is not None:
+                    raise result.failure
+                yield result.block
+
         wanted = {id(node) for node in nodes}
         for index, stage in enumerate(self._shop.plan.stages):
             if id(stage.nodes[0]) in wanted:
-                results = list(self._shop.pools[index](blocks, self._shop.windows[index]))
-                failed = next((result.failure for result in results if result.failure is not None), None)
-                if failed is not None:
-                    raise failed
-                blocks = [result.block for result in results]
+                blocks = unwrapped(self._shop.pools[index](blocks, self._shop.windows[index]))
         return blocks
+
+    def _reader_in_turn(self, before: Sequence[Node]) -> InTurn:
+        return lambda origins: refetch_in_turn(origins, before, self.lane, self._stream_again)
 
     # -- operators changed on purpose ----------------------------------------------------------------
 

@@ -2,12 +2,14 @@
 
 A held record is known by chunk, offset and piece; a packed row by the token spans of its segments. The chunks are drawn again
 from the work source's saved states, the samples run through the stateless operators once more, and packed rows are put
-together from their pieces. Cost: the held records, whatever the position in the run.
+together from their pieces. Cost: the held records, whatever the position in the run. A shuffle buffer reads its records while
+the run goes on, each before its turn to leave (`refetch_in_turn`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,24 @@ def refetch(
     tail = [node for node in before[packer + 1 :] if not node.stateful]
     out = run(tail, [rows]) if tail else [rows]
     return concat_blocks(out)
+
+
+def refetch_in_turn(
+    origins: Iterator[Origin],
+    before: Sequence[Node],
+    lane: int,
+    run: Callable[[Sequence[Node], Iterator[Block]], Iterator[Block]],
+) -> Iterator[Block]:
+    """As `refetch`, of records that are not packed: a block for each origin, read as it is asked for."""
+    asked: deque[Origin] = deque()
+
+    def pointers() -> Iterator[Block]:
+        for origin in origins:
+            asked.append(origin)
+            yield Block(lane, Origin(_unique_samples(origin.ids)), {})
+
+    for records in run([node for node in before if not node.stateful], pointers()):
+        yield _pick(records, asked.popleft().ids)
 
 
 def _unique_samples(ids: Ints) -> Ints:
