@@ -11,8 +11,8 @@ Contract (if the code differs from it, the code is wrong):
 2. A rank that has left, by whatever signal, is passed over; the others go on.
 3. An error of the engine is raised on every rank, with its traceback. When this process ends unasked, every rank sees the end of
    its stream at once.
-4. This process belongs to no rank. It ends when the last rank has left (whatever a user function is doing), when a rank leaves
-   before all have come, or when not all have come in time.
+4. This process belongs to no rank. It ends when the last rank has left (whatever a user function is doing, and whether or not
+   all have come), or when not all have come in time.
 """
 
 from __future__ import annotations
@@ -123,18 +123,20 @@ class Client:
 
 
 def gather(listener: socket.socket, size: int, timeout_s: float, clients: dict[int, Client]) -> None:
-    """Wait for every local rank; `clients` by local rank. An error names those that did not come, or left again."""
+    """Wait for every local rank; `clients` by local rank. An error names those that did not come."""
     deadline = time.monotonic() + timeout_s
     while len(clients) < size:
         wait = deadline - time.monotonic()
         poll = select.poll()
         poll.register(listener, select.POLLIN)
-        for client in clients.values():
+        here = [client for client in clients.values() if not client.gone]
+        for client in here:
             poll.register(client.sock, _HUNG_UP)
         ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000)}
-        for client in clients.values():
-            if client.sock.fileno() in ready:
-                raise WorkerDied(f"share='node': {client.name} left before all {size} ranks of this node had come")
+        for client in here:
+            client.gone = client.sock.fileno() in ready
+        if clients and all(client.gone for client in clients.values()):
+            raise WorkerDied(f"share='node': ranks left again before all {size} ranks of this node had come")
         if listener.fileno() in ready:
             _welcome(listener.accept()[0], size, clients)
         elif wait <= 0:
@@ -166,7 +168,8 @@ def _welcome(sock: socket.socket, size: int, clients: dict[int, Client]) -> None
         client.tell(EngineFailed(refusal))
         raise refusal
     clients[hello.local_rank] = client
-    wire.send(sock, wire.encode(wire.Head(WELCOME), os.getpid(), None))
+    with contextlib.suppress(OSError):  # it has left already; the poll says so
+        wire.send(sock, wire.encode(wire.Head(WELCOME), os.getpid(), None))
 
 
 def require_agreement(hellos: Sequence[Hello]) -> dict[int, LaneState]:
