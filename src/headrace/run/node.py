@@ -135,10 +135,10 @@ def gather(listener: socket.socket, size: int, timeout_s: float, clients: dict[i
         ready = {fd for fd, _ in poll.poll(max(0.0, wait) * 1000)}
         for client in here:
             client.gone = client.sock.fileno() in ready
-        if clients and all(client.gone for client in clients.values()):
-            raise WorkerDied(f"share='node': ranks left again before all {size} ranks of this node had come")
         if listener.fileno() in ready:
             _welcome(listener.accept()[0], size, clients)
+        elif clients and all(client.gone for client in clients.values()):
+            raise WorkerDied(f"share='node': ranks left again before all {size} ranks of this node had come")
         elif wait <= 0:
             missing = ", ".join(str(rank) for rank in range(size) if rank not in clients)
             raise ConfigError(
