@@ -18,18 +18,15 @@ QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off"}
 def endless(recipe: Recipe) -> Recipe:
     """The same recipe without an end, so that every group can fill every step."""
     source = {k: v for k, v in recipe.source.items() if k != "exhausted_policy"}
-    keep = None if recipe.keep == 2 else recipe.keep
-    return Recipe(
-        recipe.shards,
-        recipe.weights,
-        {**source, "stop_after_passes": None},
-        keep,
-        recipe.shuffle,
-        recipe.pack,
-        recipe.late_shuffle,
-        recipe.batch or {"microbatch_size": 2},
-        recipe.lanes,
-        recipe.flush,
+    # No lane may starve: chunks are dealt by chance, passes are reshuffled, and a flush emits its tail as a padded row. (A lane
+    # that is dealt the same empty documents for ever, or whose tails are always dropped, rightly never fills a batch.)
+    source |= {"stop_after_passes": None, "lane_assignment": "permute", "shuffle_within_shard": True}
+    return replace(
+        recipe,
+        source=source,
+        keep=None if recipe.keep == 2 else recipe.keep,
+        pack=recipe.pack and {**recipe.pack, "pad_token_id": 7},
+        batch=recipe.batch or {"microbatch_size": 2},
     )
 
 
