@@ -131,7 +131,8 @@ def take_over(state: Mapping[str, Any], target: Target, accept: Collection[str])
         lanes = _with_curriculum(state, lanes, target)
     if kinds - set(CURRICULUM):
         lanes = _with_operators(state, lanes, target, kinds)
-    return {**state, "recipe": dict(target.recipe), "lanes": {str(n): lane.encode() for n, lane in lanes.items()}}
+    changed = {str(number): replace(lane, ever_changed=True).encode() for number, lane in lanes.items()}
+    return {**state, "recipe": dict(target.recipe), "lanes": changed}
 
 
 def _known(accept: set[str], recipe: Mapping[str, Any], target: Target) -> set[str]:

@@ -64,7 +64,8 @@ class LaneState:
     cut. `sources` maps chunk numbers to the work source's state before that chunk: the cut's own, and those of chunks that held
     rows came from. `operators` is empty for a lane that has not met a cut. `until` is a position (as `position`, in samples of the
     lane) that all batches taken so far came from before. `changes` are those on purpose since the cut, the first one first;
-    `taken` counts from the last.
+    `taken` counts from the last. `ever_changed`: the run was changed on purpose some time, so that the number of batches so far is
+    not what the recipe would give.
     """
 
     chunk: int
@@ -76,6 +77,7 @@ class LaneState:
     released: tuple[Span, ...] = ()
     until: int = 0
     changes: tuple[Change, ...] = ()
+    ever_changed: bool = False
 
     @property
     def taken_in_all(self) -> int:
@@ -96,6 +98,7 @@ class LaneState:
             "operators": [{"state": op.state, "held": encode_origin(op.held)} for op in self.operators],
             **order,
             **changes,
+            **({"ever_changed": True} if self.ever_changed else {}),
         }
 
     @classmethod
@@ -111,6 +114,7 @@ class LaneState:
             tuple((int(c), int(o), int(n)) for c, o, n in data.get("released", ())),
             int(data["until"]),
             tuple(Change(**change) for change in data.get("changes", ())),
+            bool(data.get("ever_changed", False)),
         )
 
 

@@ -69,7 +69,10 @@ class LaneProgress:
         cut = self._cut
         sources = {chunk: self._sources[chunk] for chunk in self._chunks_needed()}
         order, until = self._order(cut.position), self._next_cut(cut.position + 1)
-        return LaneState(cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states, order, until)
+        changed = self._start.ever_changed
+        return LaneState(
+            cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states, order, until, ever_changed=changed
+        )
 
     def _next_cut(self, position: int) -> int:
         """The first regular cut at this position or later."""

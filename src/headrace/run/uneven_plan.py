@@ -161,7 +161,9 @@ def lane_lengths(run: Run) -> dict[int, int] | None:
 
 
 def _changed_on_purpose(work_source: Any, lanes: int, lane: int, state: LaneState) -> bool:
-    """Whether the weights have been others before: then the length is not the curriculum's own."""
+    """Whether the curriculum or operators have been others before: then the length is not what they would give."""
+    if state.ever_changed:
+        return True
     fresh = work_source.lane(lane, lanes).state().get("eras")
     return any(source.get("eras") != fresh for source in state.sources.values())
 

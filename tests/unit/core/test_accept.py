@@ -1,0 +1,192 @@
+"""Differences by kind, and what is refused whatever is accepted."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
+from headrace.core.accept import find_differences
+from headrace.core.checkpoint import CAUGHT_UP
+from headrace.errors import CheckpointError, CheckpointMismatch, UnknownOptionError
+
+
+def dataset(name: str, *counts: int) -> Dataset:
+    return Dataset.from_dict(
+        name, {i: InMemoryShard([{"n": 100 * i + r} for r in range(c)]) for i, c in enumerate(counts)}
+    )
+
+
+def tokens(payload: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": np.arange(payload["n"] % 7 + 1, dtype=np.int32)}
+
+
+def odd(payload: dict[str, Any]) -> bool:
+    return payload["n"] % 2 == 1
+
+
+def small(payload: dict[str, Any]) -> bool:
+    return payload["n"] < 50
+
+
+def build(
+    datasets: list[Dataset] | None = None,
+    weights: dict[str, float] | None = None,
+    keep: Any = odd,
+    size: int = 4,
+    lanes: int = 2,
+    options: dict[str, Any] | None = None,
+    **source: Any,
+) -> Pipeline:
+    datasets = datasets or [dataset("b", 60, 60), dataset("c", 60)]
+    settings = {"chunk_size": 16, "exhausted_policy": "redistribute", **source}
+    mixture = MixtureSpec(weights or {d.name: 1.0 for d in datasets})
+    pipeline = Pipeline(StaticMixtureWorkSource(datasets=datasets, mixture=mixture, **settings))
+    pipeline.options(canonical_replicas=lanes, auto_validation="off", runner="inline", uneven="keep", **(options or {}))
+    return pipeline.filter(keep).map_transform(tokens).shuffle(buffer_size=10).batch(size)
+
+
+def after(batches: int, pipeline: Pipeline) -> Any:
+    iterator = iter(pipeline)
+    for _ in islice(iterator, batches):
+        pass
+    state = pipeline.checkpoint()
+    iterator.close()
+    return state
+
+
+def kinds(one: Pipeline, other: Pipeline) -> set[str]:
+    return {difference.kind for difference in find_differences(one.recipe(), other.recipe())}
+
+
+def test_every_difference_has_its_kind() -> None:
+    more = [dataset("a", 5), dataset("b", 60, 60, 8), dataset("c", 60)]
+    assert kinds(build(), build(weights={"b": 1.0, "c": 2.0})) == {"mixture"}
+    assert kinds(build(), build([dataset("a", 5), dataset("b", 60, 60), dataset("c", 60)])) == {"datasets"}
+    assert kinds(build(), build([dataset("b", 60, 60)])) == {"datasets"}
+    assert kinds(build(), build(more)) == {"datasets", "shards"}
+    assert kinds(build(), build(seed=1)) == {"curriculum"}
+    assert kinds(build(), build(keep=small, size=5)) == {"filter", "batch"}
+    assert kinds(build(), build(options={"flush_every_k_chunks": 1})) == {"flush"}
+    assert kinds(build(), build()) == set()
+
+
+def test_what_is_not_accepted_is_listed_alone() -> None:
+    state, other = after(3, build()), build(weights={"b": 1.0, "c": 2.0}, size=5)
+    with pytest.raises(CheckpointMismatch) as caught:
+        other.restore(state, accept={"mixture"})
+    assert caught.value.differences == ["operators.3.batch.microbatch_size: 4 -> 5"]
+    assert caught.value.__notes__ == ["To take them on purpose: accept={'batch'}"]
+    other.restore(state, accept=["mixture", "batch"])
+
+
+def test_a_misspelt_kind_is_an_error() -> None:
+    state = after(3, build())
+    with pytest.raises(UnknownOptionError, match="'mixtures'; did you mean 'mixture'"):
+        build(weights={"b": 2.0, "c": 1.0}).restore(state, accept={"mixtures"})
+    build(weights={"b": 2.0, "c": 1.0}).restore(state, accept="mixture")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("seed", 3),
+        ("shuffle_shards", False),
+        ("shuffle_within_shard", True),
+        ("shuffle_block_size", 9),
+        ("chunk_size", 20),
+        ("lane_assignment", "modulo"),
+        ("exhausted_policy", "stop"),
+        ("stop_after_passes", 2),
+    ],
+)
+def test_what_has_no_meaning_is_refused_even_if_accepted(setting: str, value: Any) -> None:
+    state = after(3, build())
+    changed = {"exhausted_policy": None, setting: value} if setting == "stop_after_passes" else {setting: value}
+    with pytest.raises(CheckpointError, match="cannot go on with these differences, accepted or not") as caught:
+        build(**changed).restore(state, accept={"curriculum", "shards"})
+    assert f"{setting} decides" in str(caught.value) or "shuffle_block decides" in str(caught.value)
+
+
+def test_a_dataset_that_was_drawn_from_stays_listed() -> None:
+    state = after(3, build())
+    with pytest.raises(CheckpointError, match="keep the dataset and give it weight 0"):
+        build([dataset("b", 60, 60)]).restore(state, accept={"datasets"})
+    build(weights={"b": 1.0, "c": 0.0}).restore(state, accept={"mixture"})
+    never = after(3, build(weights={"b": 1.0, "c": 0.0}))
+    gone = build([dataset("b", 60, 60)])
+    gone.restore(never, accept={"datasets"})
+    assert len(list(gone)) > 0
+
+
+@pytest.mark.parametrize("counts", [(60,), (61, 60), (60, 60, 5)[::-1]])
+def test_shards_only_join_at_the_end(counts: tuple[int, ...]) -> None:
+    state = after(3, build())
+    with pytest.raises(CheckpointError, match="dataset 'b': the shards of the checkpoint are not the first ones"):
+        build([dataset("b", *counts), dataset("c", 60)]).restore(state, accept={"shards"})
+
+
+def test_operators_may_not_come_and_go() -> None:
+    state = after(3, build())
+    datasets = [dataset("b", 60, 60), dataset("c", 60)]
+    source = StaticMixtureWorkSource(
+        datasets=datasets, mixture=MixtureSpec({"b": 1.0, "c": 1.0}), chunk_size=16, exhausted_policy="redistribute"
+    )
+    other = Pipeline(source).options(canonical_replicas=2).filter(odd).map_transform(tokens).batch(4)
+    with pytest.raises(CheckpointError, match=r"operators were added, removed or moved.*2.shuffle, 3.batch"):
+        other.restore(state, accept={"shuffle", "batch", "flush"})
+
+
+def test_another_curriculum_needs_every_lane() -> None:
+    states = [after(3, build(options={"dp_degree": 2, "dp_group_id": group})) for group in range(2)]
+    other = build(weights={"b": 1.0, "c": 3.0}, options={"dp_degree": 2, "dp_group_id": 0})
+    with pytest.raises(CheckpointError, match="the states of all ranks are needed, as a list; lanes 1 are in none"):
+        other.restore(states[0], accept={"mixture"})
+    other.restore(states, accept={"mixture"})
+
+
+def test_lanes_that_loader_workers_shared_are_not_changed() -> None:
+    state = after(3, build())
+    state["lanes"]["1"] = {**state["lanes"]["1"], CAUGHT_UP: True}
+    with pytest.raises(CheckpointError, match="lanes 1 of this checkpoint were shared by several loader workers"):
+        build(size=3).restore(state, accept={"batch"})
+
+
+def test_the_new_checkpoint_is_of_the_new_recipe() -> None:
+    other = build(weights={"b": 1.0, "c": 3.0}, size=3)
+    other.restore(after(3, build()), accept={"mixture", "batch"})
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(other.checkpoint()))
+    assert state["recipe"] == other.recipe()
+    again = build(weights={"b": 1.0, "c": 3.0}, size=3)
+    again.restore(state)
+    assert [len(batch) for batch in again][:-1] == [len(batch) for batch in other][:-1]
+    with pytest.raises(CheckpointMismatch):
+        build().restore(state)
+
+
+def test_another_function_goes_on_behind_everything_in_flight() -> None:
+    first = build(keep=odd, options={"cut_every": 8})
+    iterator = iter(first)
+    before = [record.meta.sample_id for batch in islice(iterator, 4) for record in batch.records]
+    state = first.checkpoint()
+    iterator.close()
+    other = build(keep=small)
+    other.restore(state, accept={"filter"})
+    came = [record.meta.sample_id for batch in other for record in batch.records]
+    assert came and not set(before) & set(came)
+    assert all(shard == 0 and row < 50 for _, shard, row in came)
+
+
+def test_new_weights_hold_from_one_round_on_and_are_reached() -> None:
+    big = [dataset("b", 4000), dataset("c", 4000)]
+    first = build(big, keep=lambda payload: True, options={"cut_every": 16})
+    other = build(big, {"b": 1.0, "c": 3.0}, keep=lambda payload: True)
+    other.restore(after(30, first), accept={"mixture"})
+    names = [record.meta.sample_id[0] for batch in islice(iter(other), 200) for record in batch.records]
+    share = sum(names[200:]) / len(names[200:])
+    assert abs(share - 0.75) < 0.05
+    other.close()
