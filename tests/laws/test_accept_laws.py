@@ -6,11 +6,14 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pipeline_recipes import ALGORITHMS, Recipe, packing, recipes, seen, settings_of_a_run
 from test_topology_laws import endless, fertile
 
+# a changed pack_flat may be given groups that leave out a dataset of this run, and says so
+pytestmark = pytest.mark.filterwarnings("ignore:pack_flat. in no group")
 LAW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
 CUT = st.sampled_from([1, 4, 13, 40])
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off", "uneven": "keep"}
@@ -44,12 +47,17 @@ def changed(draw: st.DrawFn, recipe: Recipe, kinds: tuple[str, ...] = KINDS) -> 
     return recipe
 
 
+def ungrouped(recipe: Recipe) -> Recipe:
+    """Without groups of components, which an added dataset would be in none of."""
+    if not recipe.pack or recipe.pack["homogeneity"] != "group":
+        return recipe
+    return replace(recipe, pack={**recipe.pack, "homogeneity": "full", "groups": None})
+
+
 @st.composite
 def once(draw: st.DrawFn, max_lanes: int = 3, **fixed: Any) -> Recipe:
     """A recipe whose rows come once."""
-    recipe = draw(recipes(max_lanes))
-    if recipe.pack and recipe.pack["homogeneity"] == "group":
-        recipe = replace(recipe, pack={**recipe.pack, "homogeneity": "full", "groups": None})
+    recipe = ungrouped(draw(recipes(max_lanes)))
     return replace(recipe, source={**recipe.source, "exhausted_policy": "redistribute"}, **fixed)
 
 
@@ -184,7 +192,7 @@ def test_another_row_length_continues_the_token_stream(
 def test_every_topology_sees_the_same_change(
     data: st.DataObject, recipe: Recipe, groups: int, later: int, steps: int, cut: int
 ) -> None:
-    recipe = padded(recipe)
+    recipe = padded(ungrouped(recipe))
     new = padded(data.draw(changed(recipe)))
     assume(fertile(recipe) and fertile(new))
     states = []
