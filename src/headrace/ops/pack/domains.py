@@ -70,6 +70,12 @@ class DomainGroups:
         """Groups and members, msgpack-able."""
         return {group: list(names) for group, names in self._groups.items()}
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DomainGroups) and list(self._groups.items()) == list(other._groups.items())
+
+    def __hash__(self) -> int:
+        return len(self.to_member_map())
+
     def __repr__(self) -> str:
         return f"DomainGroups({self.describe()!r})"
 
