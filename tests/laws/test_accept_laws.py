@@ -14,7 +14,7 @@ from test_topology_laws import endless, fertile
 
 # a changed pack_flat may be given groups that leave out a dataset of this run, and says so
 pytestmark = pytest.mark.filterwarnings("ignore:pack_flat. in no group")
-LAW = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+LAW = settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
 CUT = st.sampled_from([1, 4, 13, 40])
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off", "uneven": "keep"}
 KINDS = ("mixture", "datasets", "shards", "flush", "shuffle", "pack_flat", "batch")
@@ -187,7 +187,7 @@ def test_another_row_length_continues_the_token_stream(
             assert len(row.payload["input_ids"]) == new["max_length"]
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=20)
 @given(st.data(), recipes(max_lanes=6).map(endless), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), CUT)
 def test_every_topology_sees_the_same_change(
     data: st.DataObject, recipe: Recipe, groups: int, later: int, steps: int, cut: int
