@@ -20,7 +20,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff check .

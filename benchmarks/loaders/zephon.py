@@ -56,7 +56,9 @@ class Zephon(Loader):
     def build(self) -> None:
         pipeline = self.rows() if self.workload == "W3" else self.text()
         options = self.options
-        settings: dict[str, Any] = {key: options[key] for key in ("runner", "max_workers", "flush_every_k_chunks") if key in options}
+        settings: dict[str, Any] = {
+            key: options[key] for key in ("runner", "max_workers", "flush_every_k_chunks") if key in options
+        }
         if options.get("mtp"):
             settings["mtp_mode"] = True
         if options.get("row_group_cache"):

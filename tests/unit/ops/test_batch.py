@@ -41,7 +41,12 @@ def test_the_partial_batch_is_carried_over_a_flush_and_counted_at_the_end() -> N
     (word,) = accumulator.end()
     assert len(word) == 0
     (drop,) = word.drops
-    assert (drop.operator, drop.reason, drop.ids[:, 2].tolist(), drop.tokens) == ("batch", "last partial batch", [16, 17], 10)
+    assert (drop.operator, drop.reason, drop.ids[:, 2].tolist(), drop.tokens) == (
+        "batch",
+        "last partial batch",
+        [16, 17],
+        10,
+    )
 
 
 def test_with_drop_last_off_a_short_batch_leaves_at_each_flush() -> None:

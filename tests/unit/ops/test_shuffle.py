@@ -114,10 +114,12 @@ def test_payloads_of_every_kind_travel() -> None:
     """Ragged columns, lists and rows of objects, and blocks that are not alike."""
     objects = [{"number": i, "name": f"n{i}"} for i in range(40)]
     rows = numbers(40).with_rows(objects)
-    ragged = numbers(40, 40).with_columns({
-        "number": np.arange(40, 80),
-        "ids": Ragged(np.arange(80, dtype=np.int32), np.arange(0, 82, 2)),
-    })
+    ragged = numbers(40, 40).with_columns(
+        {
+            "number": np.arange(40, 80),
+            "ids": Ragged(np.arange(80, dtype=np.int32), np.arange(0, 82, 2)),
+        }
+    )
     accumulator = Shuffle(8, seed=1).accumulator(0)
     blocks = accumulator.push(rows) + accumulator.push(ragged) + accumulator.push(numbers(40, 80)) + accumulator.end()
     payloads = {int(row["number"]): row for block in blocks for row in block.payloads()}
