@@ -20,7 +20,7 @@ from headrace.core.tokens import count_tokens
 from headrace.observe.counters import Deliveries
 from headrace.observe.summary import EngineSummary
 from headrace.run.progress import LaneProgress
-from headrace.run.uneven import Stream, is_masked
+from headrace.run.uneven import Stream, is_delivery, is_masked
 from headrace.run.uneven_plan import Ending
 
 
@@ -77,7 +77,10 @@ class Consumer:
         }
         self._numbers = {lane: self.topology.taken(position, lane) for lane in self.topology.computed}
         self._ended: set[int] = set()
+        self._ahead: deque[tuple[Turn, Message]] = deque()
+        """Seen on the way to the next batch of this rank, and no part of a checkpoint before that one is delivered."""
         self._lock = threading.Lock()
+        self._pulling = threading.Lock()
         self._stream = Stream(producer.take) if ending is None else ending.stream(producer.take)
 
     def start(self) -> None:
@@ -92,15 +95,16 @@ class Consumer:
 
     def next(self) -> Block | Item:
         """The next batch for this rank; StopIteration at the end."""
-        while True:
-            try:
-                turn, message = self._stream.pull()
-            except StopIteration:
-                self._count_left_over()
-                raise
-            if self._account(turn, message):
-                assert isinstance(message, (Block, Item))
-                return message
+        with self._pulling:
+            while True:
+                try:
+                    turn, message = self._stream.pull()
+                except StopIteration:
+                    self._count_left_over()
+                    raise
+                if self._account(turn, message):
+                    assert isinstance(message, (Block, Item))
+                    return message
 
     def _count_left_over(self) -> None:
         """What lies past the last step that every group can fill, each batch counted by the group that would have had it."""
@@ -114,6 +118,12 @@ class Consumer:
     def _account(self, turn: Turn, message: Message) -> bool:
         """Follow one message; true if it is a batch that this rank delivers."""
         with self._lock:
+            if turn.mine and is_delivery(message):
+                while self._ahead:
+                    self._follow(*self._ahead.popleft())
+            elif self._ahead or (is_delivery(message) and self.topology.number(turn) >= self.position):
+                self._ahead.append((turn, message))
+                return False
             return self._follow(turn, message)
 
     def _follow(self, turn: Turn, message: Message) -> bool:
@@ -138,15 +148,26 @@ class Consumer:
 
     def snapshot(self) -> tuple[int, dict[int, LaneState]]:
         """Position and lane states that belong together, also while another thread takes batches."""
-        if self.topology.overhead > 1:
-            self._catch_up()
+        if self.topology.overhead > 1 and self._pulling.acquire(blocking=False):
+            try:
+                self._catch_up()
+            finally:
+                self._pulling.release()
         with self._lock:
-            return self.position, {lane: progress.state() for lane, progress in self._progress.items()}
+            return self.position, {
+                lane: progress.state(self._untold(lane)) for lane, progress in self._progress.items()
+            }
+
+    def _untold(self, lane: int) -> int:
+        """Batches before this rank's position that other groups deliver and that have not come past here (yet)."""
+        if self.topology.overhead == 1 or lane in self._ended:
+            return 0
+        return max(0, self.topology.taken(self.position, lane) - self._numbers[lane])
 
     def _catch_up(self) -> None:
-        """Follow the batches before this rank's position. What an engine that has failed cannot tell is counted instead."""
+        """Follow the batches of other groups before this rank's position, which are on their way."""
         with contextlib.suppress(Exception):  # whatever ended the engine: the loop raises it, a checkpoint need not
-            while True:
+            while not self._ahead:
                 try:
                     turn, message = self._stream.pull()
                 except StopIteration:
@@ -155,9 +176,6 @@ class Consumer:
                     self._stream.put_back(turn, message)
                     return
                 self._account(turn, message)
-        for lane, progress in self._progress.items():
-            if lane not in self._ended:
-                progress.passed_over(self.topology.taken(self.position, lane) - self._numbers[lane])
 
     def deliver(self, message: Block | Item) -> None:
         """Count a batch that goes to the loop."""

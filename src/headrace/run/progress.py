@@ -40,38 +40,35 @@ class LaneProgress:
         """A batch was delivered (or skipped, if another group delivers it)."""
         if self._pending is not None:
             self._cut, self._pending, self._taken = self._pending, None, 0
-            needed = self._chunks_needed()
+            needed = self._chunks_needed(self._cut)
             for chunk in [c for c in list(self._sources) if c < min(needed)]:
                 del self._sources[chunk]
             for position in [p for p in list(self._released) if p < self._cut.position]:
                 del self._released[position]
         self._taken += 1
 
-    def passed_over(self, batches: int) -> None:
-        """Batches that other groups delivered, and of which the engine can say nothing any more: counted from the last cut."""
-        if batches > 0:
-            self.took()
-            self._taken += batches - 1
-
-    def _chunks_needed(self) -> set[int]:
-        if self._cut is None:
+    def _chunks_needed(self, cut: Cut | None) -> set[int]:
+        if cut is None:
             return {self._start.chunk, *self._start.sources}
-        held = [np.unique(op.held.ids[:, CHUNK]).tolist() for op in self._cut.states]
-        return {self._cut.chunk, *(c for chunks in held for c in chunks)}
+        held = [np.unique(op.held.ids[:, CHUNK]).tolist() for op in cut.states]
+        return {cut.chunk, *(c for chunks in held for c in chunks)}
 
-    def state(self) -> LaneState:
-        """What a checkpoint holds of this lane."""
-        if self._cut is None:
+    def state(self, untold: int = 0) -> LaneState:
+        """What a checkpoint holds of this lane. `untold`: further batches that were delivered elsewhere and not seen here."""
+        cut, taken = self._cut, self._taken
+        if untold and self._pending is not None:
+            cut, taken = self._pending, 0
+        taken += untold
+        if cut is None:
             start = self._start
             order = self._order(start.position) or start.released
-            until = start.until if self._taken == start.taken else self._next_cut(max(start.until, start.position + 1))
-            return replace(start, taken=self._taken, released=order, until=until)
-        cut = self._cut
-        sources = {chunk: self._sources[chunk] for chunk in self._chunks_needed()}
+            until = start.until if taken == start.taken else self._next_cut(max(start.until, start.position + 1))
+            return replace(start, taken=taken, released=order, until=until)
+        sources = {chunk: self._sources[chunk] for chunk in self._chunks_needed(cut)}
         order, until = self._order(cut.position), self._next_cut(cut.position + 1)
         changed = self._start.ever_changed
         return LaneState(
-            cut.chunk, cut.offset, cut.position, self._taken, sources, cut.states, order, until, ever_changed=changed
+            cut.chunk, cut.offset, cut.position, taken, sources, cut.states, order, until, ever_changed=changed
         )
 
     def _next_cut(self, position: int) -> int:
@@ -83,4 +80,4 @@ class LaneProgress:
 
     def incomplete_from(self) -> set[int]:
         """Chunks that may still have records on their way: those after the cut, and those that held records came from."""
-        return self._chunks_needed()
+        return self._chunks_needed(self._cut)
