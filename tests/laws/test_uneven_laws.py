@@ -276,6 +276,24 @@ def test_what_members_know_adds_up_to_what_one_would_know(lengths: list[int], gr
     assert Standing(3, reach=3).can_fill(4) is None and Standing(3, reach=3).goes_on(3) is None
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 6), st.data())
+def test_what_members_know_before_the_end_is_never_wrong(lengths: list[int], groups: int, data: st.DataObject) -> None:
+    whole = standing_of(dict(enumerate(lengths)), Topology(len(lengths)))
+    parts = []
+    for group in range(groups):
+        looked = data.draw(st.integers(0, 70))
+        mine = Topology(len(lengths), groups, group).computed
+        places = [place for place in range(looked) if place % len(lengths) in mine]
+        empty = [place for place in places if place // len(lengths) >= lengths[place % len(lengths)]]
+        reach = max((place + 1 for place in places if place not in empty), default=0)
+        ended = {place % len(lengths) for place in empty} == set(mine)
+        parts.append(Standing(looked, min(empty, default=None), reach, ended))
+    known = together(parts)
+    for place in range(70):
+        assert known.can_fill(place) in (None, whole.can_fill(place))
+        assert known.goes_on(place) in (None, whole.goes_on(place))
+
+
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 40))
 def test_places_are_the_order_of_delivery(groups: int, block: int, steps: int) -> None:
     for mapping in ("interleaved", "contiguous"):

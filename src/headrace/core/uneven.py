@@ -32,13 +32,13 @@ class Standing:
     @property
     def filled(self) -> int:
         """Every place below this one holds a batch."""
-        return self.confirmed if self.gap is None else self.gap
+        return self.confirmed if self.gap is None else min(self.confirmed, self.gap)
 
     def can_fill(self, end: int) -> bool | None:
         """Whether every place below `end` holds a batch; None while that is not known."""
         if self.filled >= end:
             return True
-        return None if self.gap is None else False
+        return False if self.gap is not None and self.gap < end else None
 
     def goes_on(self, begin: int) -> bool | None:
         """Whether any place from `begin` on holds a batch; None while that is not known."""
@@ -52,6 +52,11 @@ def together(standings: Iterable[Standing]) -> Standing:
 
     >>> together([Standing(8, reach=8), Standing(9, gap=5, reach=4)])
     Standing(confirmed=5, gap=5, reach=8, ended=False)
+
+    One whose data end late says nothing of one that has not got there:
+
+    >>> together([Standing(6, reach=6), Standing(9, gap=9, reach=8, ended=True)]).can_fill(8) is None
+    True
     """
     all_ = list(standings)
     gaps = [standing.gap for standing in all_ if standing.gap is not None]
