@@ -104,7 +104,8 @@ _KNOWN: Final = frozenset(option.name for option in fields(TrainingOptions))
 
 @functools.lru_cache(maxsize=64)
 def _cached_options(items: frozenset[tuple[str, Any]]) -> TrainingOptions:
-    return TrainingOptions(**dict(items))
+    options = TrainingOptions(**dict(items))
+    return _DEFAULTS if options == _DEFAULTS else options
 
 
 def parse_options(options: Mapping[str, Any]) -> TrainingOptions:
@@ -131,7 +132,7 @@ def to_training(block: Block, **options: Any) -> dict[str, Any]:
         batch.to_training(return_labels=True, mask_document_boundaries=True, return_cu_seqlens=True, flatten=True)
     """
     chosen = parse_options(options)
-    if (chosen is _DEFAULTS or chosen == _DEFAULTS) and (plain := _plain(block)) is not None:
+    if chosen is _DEFAULTS and (plain := _plain(block)) is not None:
         return plain
     out = _Assembly(block, chosen).build() if len(block) else _nothing(chosen)
     if chosen.rename_fields:

@@ -156,9 +156,23 @@ def interleave(parts: Sequence[Block], order: Ints) -> Block:
             merged[name] = Text.from_bytes([rows[i] for i in order.tolist()])
         elif all(isinstance(c, Ragged) for c in same):
             merged[name] = Ragged(*_scatter([(c.values, c.offsets) for c in same], order))  # type: ignore[union-attr]
+        elif all(isinstance(c, np.ndarray) for c in same) and len({(c.dtype, c.shape[1:]) for c in same}) == 1:  # type: ignore[union-attr]
+            merged[name] = _place(same, order)  # type: ignore[arg-type]
         else:
             merged[name] = take_column(concat_columns(same), order)
     return Block(parts[0].lane, origin, merged, None, tuple(d for part in parts for d in part.drops))
+
+
+def _place(parts: Sequence[NDArray[Any]], order: Ints) -> NDArray[Any]:
+    """Rows of arrays in the order of their concatenation's index, each copied once."""
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    out = np.empty((len(order), *parts[0].shape[1:]), parts[0].dtype)
+    at = 0
+    for part in parts:
+        out[places[at : at + len(part)]] = part
+        at += len(part)
+    return out
 
 
 def _scatter(parts: Sequence[tuple[NDArray[Any], Ints]], order: Ints) -> tuple[NDArray[Any], Ints]:
