@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from curriculum_data import Numbers, mixtures, weights
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -44,6 +45,7 @@ def test_nor_among_many(many: list[float], start: int) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0.01, 1), min_size=9, max_size=40))
+@example([1.0] * 8 + [0.5])
 def test_many_of_like_weight_keep_a_margin(many: list[float]) -> None:
     mixture = {f"n{i:02}": w for i, w in enumerate(many)}
     bound = 1 - 1 / (2 * len(many) - 2)
@@ -56,6 +58,38 @@ def test_two_components_are_within_one_in_any_window(one: float, other: float, s
     off = errors(Interleave({"a": one, "b": other}), start, 1500)
     assert np.abs(off).max() <= 0.5 + 1e-6
     assert np.abs(off[window:] - off[:-window]).max() <= 1 + 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(mixtures(12), ANYWHERE, st.integers(1, 1500))
+def test_any_window_is_within_two(mixture: dict[str, float], start: int, window: int) -> None:
+    off = errors(Interleave(mixture), start, 2000)
+    assert np.abs(off[window:] - off[:-window]).max() < 2
+
+
+def orders_within_one(parts: tuple[int, ...], length: int) -> Iterator[list[int]]:
+    """Every order of `length` samples in which each window, of any length, is within one of the shares."""
+    whole, order = sum(parts), [-1]
+    while order:
+        order[-1] += 1
+        if order[-1] == len(parts):
+            order.pop()
+            continue
+        seen = [0] * len(parts)
+        for number, component in enumerate(reversed(order), 1):
+            seen[component] += 1
+            if any(abs(n * whole - p * number) > whole for n, p in zip(seen, parts, strict=True)):
+                break
+        else:
+            if len(order) == length:
+                yield order
+            else:
+                order.append(-1)
+
+
+def test_no_order_of_three_components_has_every_window_within_one() -> None:
+    assert next(orders_within_one((5, 4, 2), 9))
+    assert not list(orders_within_one((5, 4, 2), 10))
 
 
 @settings(max_examples=30, deadline=None)

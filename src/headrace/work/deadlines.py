@@ -3,8 +3,8 @@
 The quota rule: of the first `n` places a component of share `w` has between `w n - (1 - g)` and `w n + (1 - g)`, for a margin
 `g`. So its sample number `j` (from zero) has a first place that it may take and a place that it must come before: a
 unit of work with a release and a deadline. Taking, at each place, the released sample with the earliest deadline (ties
-by name) meets all deadlines, with a margin of up to `1 / (2 k - 2)` for `k` components (the chairman assignment problem:
-Tijdeman 1980; Steiner and Yeomans 1993).
+by name) meets all deadlines, with a margin of `1 / (2 k - 2)` for `k` components (the chairman assignment problem:
+Tijdeman 1980; Steiner and Yeomans 1993). Errors are multiples of `1 / q`, so that margin is rounded up to one of them.
 
 Done naively that is a walk over all samples from the first, at a microsecond each. Two things make it direct and fast:
 
@@ -65,7 +65,7 @@ class DeadlineGroup:
         self._p = list(numerators)
         self._q = clock.q
         self._clock = clock
-        self._margin = max(1, self._q // (2 * len(self._p) - 2)) if clock.p == clock.q else 1
+        self._margin = -(-self._q // (2 * len(self._p) - 2)) if clock.p == clock.q else 1
         longest = -(-self._q // min(self._p)) + 2
         self.block = max(_SMALLEST_BLOCK, 1 << (clock.count(longest) + 2).bit_length())
         self._anchors: dict[int, tuple[int, ...]] = {0: (0,) * len(self._p)}
