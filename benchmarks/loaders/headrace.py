@@ -66,7 +66,7 @@ class Headrace(Loader):
 
     def count(self, batch: Any) -> tuple[int, int]:
         if self.workload == "W2":
-            return len(batch.records), sum(len(record.payload["text"]) for record in batch.records)
+            return super().count(batch.column("text"))
         return super().count(self.tensor(batch))
 
     def digest(self, batch: Any) -> str:

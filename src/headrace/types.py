@@ -37,6 +37,7 @@ from headrace.core.block import (
     to_list,
 )
 from headrace.core.tokens import HIDDEN, PAD_TOKEN_ID, PADDING
+from headrace.errors import DataError
 from headrace.training import to_training
 
 DatasetId = int
@@ -310,6 +311,17 @@ class SampleBatch:
         if self._records is not None:
             return tuple(record.meta.lineage for record in self._records)
         return tuple(meta.lineage for meta in metas_from_origin(self.block.origin, self.block.lane))
+
+    def column(self, name: str) -> list[Any]:
+        """One field of every row, without building records: `str` for text, arrays for token ids. A dot path descends.
+
+        DataError for a field that no row has; where only some lack it, their place holds `MISSING` of `headrace.core.block`.
+        """
+        values = to_list(self.block.column(name))
+        if values and all(value is MISSING for value in values):
+            known = sorted(set(self.block.as_columns()) - HIDDEN)
+            raise DataError(f"no row of this batch has a field {name!r}; they have {', '.join(known) or 'none'}")
+        return values
 
     def to_training(self, **options: Any) -> dict[str, Any]:
         """Tensors for a training step; see `headrace.training.to_training` for every option."""

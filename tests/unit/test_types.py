@@ -7,7 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from headrace.core.block import Block, Origin, Ragged, Text
+from headrace.core.block import MISSING, Block, Origin, Ragged, Text
+from headrace.errors import DataError
 from headrace.ops.batch import Batch
 from headrace.ops.pack.flat import PackFlat
 from headrace.types import (
@@ -176,3 +177,22 @@ def test_pieces_of_a_sample_differ_in_lineage() -> None:
 
 def test_repr_says_what_it_is() -> None:
     assert repr(SampleBatch.from_block(documents([1, 2]))) == "SampleBatch(2 rows, lane 3)"
+
+
+def test_a_field_of_every_row_is_there_without_records() -> None:
+    text = Text.from_bytes([b"a", "\u00e9".encode()])
+    rows = Ragged.from_rows([np.array([1, 2]), np.array([3])])
+    block = Block(
+        0, documents([1, 1]).origin, {"text": text, "ids": rows, "n": np.array([4, 5]), "deep": [{"x": 1}, {}]}
+    )
+    batch = SampleBatch.from_block(block)
+    assert batch.column("text") == ["a", "\u00e9"]
+    assert [row.tolist() for row in batch.column("ids")] == [[1, 2], [3]]
+    assert batch.column("n") == [4, 5]
+    assert batch.column("deep.x") == [1, MISSING]
+    assert batch._records is None
+    with pytest.raises(DataError, match=r"field 'txt'; they have deep, ids, n, text"):
+        batch.column("txt")
+    changed = SampleBatch(batch.records)
+    changed.records[0].payload["text"] = "b"
+    assert changed.column("text") == ["b", "\u00e9"]
