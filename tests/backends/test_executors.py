@@ -280,6 +280,37 @@ def test_past_its_retries_a_death_names_signal_operator_and_items(
     assert got == list(range(7))
 
 
+def die_below(least: int, x: int) -> int:
+    if x < least:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_item_after_item_that_kills_its_worker_ends_no_executor(processes: Callable[..., Executor]) -> None:
+    executor = processes(partial(die_below, 4), workers=1, max_retries=1)
+    for k in range(4):
+        with pytest.raises(WorkerDied, match=f"item 0 \\({k}\\), after 2 attempts"):
+            list(ordered_map(executor, [k], 1))
+    assert list(ordered_map(executor, range(4, 9), 2)) == [4, 5, 6, 7, 8]
+
+
+def late_start(path: str) -> Callable[[Any], Any]:
+    """Its first worker dies before it can begin."""
+    if not os.path.exists(path):
+        open(path, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return add_one
+
+
+def test_a_death_before_the_start_is_held_against_no_item(tmp_path: Path) -> None:
+    executor = make_executor("process", partial(late_start, str(tmp_path / "once")), name="op", max_retries=0)
+    try:
+        assert list(ordered_map(executor, range(5), 2)) == [1, 2, 3, 4, 5]
+        assert (executor.statistics().deaths, executor.statistics().retries) == (1, 0)
+    finally:
+        executor.close()
+
+
 def test_a_worker_that_cannot_start_is_an_error(processes: Callable[..., Executor]) -> None:
     executor = make_executor("process", partial(os._exit, 3), 2, name="op", max_retries=0)
     try:

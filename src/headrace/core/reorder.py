@@ -15,7 +15,8 @@ Contract, kept by both: if the code differs from the following, the code is wron
 * At most `limit` submissions are outstanding; a submission gives its credit back when the consumer took the
   last of its inputs.
 * A worker's death is held against the one input it was busy with. Others are run again without blame; the
-  culprit is run again `max_retries` times and is then given up.
+  culprit is run again `max_retries` times and is then given up. A worker that dies before it has loaded its
+  function blames nobody, and a seat on which that happens again and again is barren.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class _Seat:
     group: int
     held: deque[Piece] = field(default_factory=deque)
     bound: deque[Piece] = field(default_factory=deque)
-    barren: int = 0  # deaths in a row without a single acknowledgement
+    barren: int = 0  # workers in a row that died before they could begin
 
 
 @dataclass(slots=True)
@@ -264,10 +265,8 @@ class Dispatch:
         piece = seat.held[0]
         start = piece.start
         piece.start += count
-        if count:
-            seat.barren = 0
-            for index in range(start, piece.start) if self._deaths else ():
-                self._deaths.pop((piece.batch.key, index), None)
+        for index in range(start, piece.start) if self._deaths else ():
+            self._deaths.pop((piece.batch.key, index), None)
         if last:
             seat.held.popleft()
             if piece:
@@ -283,18 +282,19 @@ class Dispatch:
             self._queue(piece.batch).appendleft(piece)
         return piece
 
-    def died(self, worker: int, begun: int, *, retry: bool = True) -> list[GiveUp]:
+    def died(self, worker: int, begun: int | None, *, retry: bool = True) -> list[GiveUp]:
         """The worker is gone. `begun` inputs were started since its last acknowledgement (0: between items).
 
         Everything it held is pending again, except an input that has now been in work at more than
-        `max_retries` deaths (or at this one, with `retry=False`).
+        `max_retries` deaths (or at this one, with `retry=False`). `begun=None`: no input is to blame, because the worker
+        had not loaded its function yet.
         """
         seat = self._seats[worker]
-        seat.barren += 1
+        seat.barren = seat.barren + 1 if begun is None else 0
         given_up: list[GiveUp] = []
         pieces = list(seat.held)
         seat.held.clear()
-        if pieces:
+        if pieces and begun is not None:
             piece = pieces.pop(0)
             culprit = min(piece.start + max(begun - 1, 0), piece.stop - 1)
             attempts = self._deaths.get((piece.batch.key, culprit), 0) + 1
@@ -312,9 +312,8 @@ class Dispatch:
         return given_up
 
     def barren(self, worker: int) -> bool:
-        """Whether this worker died again and again without finishing anything: it cannot even start."""
-        seat = self._seats[worker]
-        return seat.barren > self.max_retries + 1 and not seat.held
+        """Whether workers on this seat died again and again before they could begin: they cannot even start."""
+        return self._seats[worker].barren > self.max_retries + 1
 
     def _queue(self, batch: Batch) -> deque[Piece]:
         if batch.worker is not None:

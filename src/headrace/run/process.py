@@ -204,8 +204,8 @@ class ProcessExecutor:
         if frame.kind == wire.FAILED_START:
             self._fatal = unpack(frame.decode()).raised()
             return
-        if frame.kind != wire.ACK:
-            self._ready = self._ready or frame.kind == wire.READY
+        if frame.kind == wire.READY:
+            self._ready = child.ready = True
             return
         try:
             values, packed, report = frame.decode()
@@ -235,7 +235,7 @@ class ProcessExecutor:
         """A worker's stream has ended and we did not end it."""
         self._selector.unregister(child.sock)
         worker = child.index
-        begun = child.arena.words[STARTED] - self._begun[worker]
+        begun = self._blamed(child)
         how = supervise.how_it_ended(child)
         self._stats.deaths += 1
         held = [
@@ -249,11 +249,21 @@ class ProcessExecutor:
             self._parts.append(Part(given_up.batch.key, given_up.start, 1, [], failure))
         if self._dispatch.barren(worker):
             self._fatal = WorkerDied(
-                f"{self._config.name}: {child.name} {how}, as did those before it, before finishing anything. "
+                f"{self._config.name}: {child.name} {how}, as did those before it, before it could begin. "
                 "Look at its output above, or run with the inline runner."
             )
             return
         self._children[worker] = self._start(worker)
+
+    def _blamed(self, child: supervise.Child) -> int | None:
+        """Items begun and not acknowledged, the last of which its death is held against; None: no item is to blame."""
+        started = child.arena.words[STARTED]
+        begun = started - self._begun[child.index]
+        if not child.ready:
+            return None
+        if child.reason == "timeout" and (not begun or started != self._seen[child.index][0]):
+            return None  # the item was done after all, between the look at the clock and the end
+        return begun
 
     def _died(self, child: supervise.Child, given_up: GiveUp, how: str, held: list[str]) -> Failure:
         item = self._describe(given_up.batch, given_up.start)
@@ -275,12 +285,14 @@ class ProcessExecutor:
     def _watch_clock(self, limit: float) -> None:
         now = time.monotonic()
         for child in self._children:
+            if child.reason:
+                continue
             words = child.arena.words
             count = words[STARTED]
             seen, since = self._seen[child.index]
             if count != seen or not words[RUNNING]:
                 self._seen[child.index] = (count, now)
-            elif now - since > limit and not child.reason:
+            elif now - since > limit:
                 child.reason = "timeout"
                 child.process.kill()
 

@@ -45,6 +45,7 @@ class Child:
     outgoing: list[memoryview] = field(default_factory=list)
     incoming: bytearray = field(default_factory=lambda: bytearray(1 << 18))
     filled: int = 0
+    ready: bool = False  # it has loaded its function
     reason: str = ""  # why we killed it, if we did
 
     @property

@@ -129,14 +129,14 @@ class Workers:
                 self.die(worker, offset + 1)
                 return
         if self.rng.random() < 0.1:
-            self.die(worker, self.rng.randint(0, count))
+            self.die(worker, self.rng.choice([None, *range(count + 1)]))
             return
         batch, start = self.dispatch.acknowledged(worker, count, last=hand_back or count == len(piece))
         for index in range(start, start + count):
             self.done.append((batch.key, index))
             self.ran_by[batch.key, index] = worker
 
-    def die(self, worker: int, begun: int) -> None:
+    def die(self, worker: int, begun: int | None) -> None:
         self.given_up += [(lost.batch.key, lost.start) for lost in self.dispatch.died(worker, begun)]
 
 
@@ -192,12 +192,28 @@ def test_the_tail_of_a_slow_batch_goes_to_whoever_is_free_first() -> None:
     assert (worker, piece.batch.key, piece.start, piece.stop) == (0, "slow", 1, 3)
 
 
-def test_a_worker_that_never_finishes_anything_is_barren() -> None:
+def test_a_seat_whose_workers_die_before_they_begin_is_barren_and_nobody_is_to_blame() -> None:
     dispatch = Dispatch([1], max_retries=1)
+    dispatch.submit(Batch("b", [0, 1], 2))
     for _ in range(3):
         assert not dispatch.barren(0)
-        dispatch.died(0, 0)
-    assert dispatch.barren(0)
+        dispatch.assign()
+        assert dispatch.died(0, None) == []
+    assert dispatch.barren(0) and dispatch.retries == 0
+    dispatch.assign()
+    assert dispatch.died(0, 1) == []
+    assert not dispatch.barren(0)
+
+
+def test_deaths_at_one_input_after_the_other_are_not_barren() -> None:
+    dispatch = Dispatch([1], max_retries=1)
+    for key in range(10):
+        dispatch.submit(Batch(key, [0], 1))
+        dispatch.assign()
+        assert dispatch.died(0, 1) == []
+        dispatch.assign()
+        assert len(dispatch.died(0, 1)) == 1
+        assert not dispatch.barren(0)
 
 
 def test_groups_keep_to_their_own_workers() -> None:
