@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import multiprocessing as mp
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from multiprocessing.context import BaseContext
+from types import NoneType
 from typing import Any, Final, Literal, get_args
 
+from headrace.arguments import flag, whole_number
 from headrace.errors import ConfigError, UnknownOptionError
 
 Runner = Literal["inline", "threads", "process"]
@@ -140,25 +143,24 @@ class RuntimeOptions:
     def __post_init__(self) -> None:
         """Check every value; each message names the option, the value and what would do."""
         for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                allowed = ", ".join(repr(c) for c in choices if c is not None)
-                raise ConfigError(f"option {name}={value!r}: choose one of {allowed}")
+            _choice(f"option {name}", getattr(self, name), choices)
         for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ConfigError(f"option {name}={value!r}: give a whole number of at least {least}")
+            if (value := getattr(self, name)) is not None or name in _NEEDED:
+                object.__setattr__(self, name, whole_number(f"option {name}", value, least))
         for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"option {name}={getattr(self, name)!r}: give True or False")
-        for index, runner in self.per_stage_runner.items():
-            if runner not in get_args(Runner):
-                raise ConfigError(f"option per_stage_runner[{index}]={runner!r}: choose one of {get_args(Runner)}")
-        every = self.flush_every_k_chunks
-        if not isinstance(every, Unset) and every is not None and (isinstance(every, bool) or every < 0):
-            raise ConfigError(f"option flush_every_k_chunks={every!r}: give a number of chunks, or None for never")
-        if not (self.aggregate_timeout_s > 0 and math.isfinite(self.aggregate_timeout_s)):
-            raise ConfigError(f"option aggregate_timeout_s={self.aggregate_timeout_s!r}: give seconds above 0")
+            flag(f"option {name}", getattr(self, name))
+        for name in _TEXTS:
+            if (value := getattr(self, name)) is not None or name in _NEEDED:
+                object.__setattr__(self, name, _text(f"option {name}", value))
+        self._check_stages()
+        if not isinstance(every := self.flush_every_k_chunks, Unset) and every is not None:
+            every = whole_number("option flush_every_k_chunks (None is never)", every, 0)
+            object.__setattr__(self, "flush_every_k_chunks", every)
+        if not isinstance(self.mp_context, BaseContext):
+            _choice("option mp_context", self.mp_context, mp.get_all_start_methods())
+        seconds: Any = self.aggregate_timeout_s
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise ConfigError(f"option aggregate_timeout_s={seconds!r}: give seconds above 0")
         if self.on_error == "quarantine" and self.quarantine_path is None:
             raise ConfigError("option on_error='quarantine' needs quarantine_path=..., the JSONL file to write to")
         if self.aggregate_dir is not None and self.aggregate_store is not None:
@@ -171,6 +173,25 @@ class RuntimeOptions:
             )
         self._check_digest()
         self._check_topology()
+
+    def _check_stages(self) -> None:
+        """Options by the index of a stage."""
+        for name in ("per_stage_runner", "per_stage_prefetch"):
+            given: Any = getattr(self, name)
+            if not isinstance(given, Mapping):
+                raise ConfigError(f"option {name}={given!r}: give a dict from the index of a stage to its value")
+            checked: dict[int, Any] = {}
+            for stage, value in given.items():
+                index, where = (
+                    whole_number(f"option {name}: the index of a stage", stage, 0),
+                    f"option {name}[{stage!r}]",
+                )
+                if name == "per_stage_runner":
+                    _choice(where, value, get_args(Runner))
+                    checked[index] = value
+                else:
+                    checked[index] = whole_number(where, value, 1)
+            object.__setattr__(self, name, checked)
 
     def _check_digest(self) -> None:
         if self.digest_log is None:
@@ -273,7 +294,38 @@ _AT_LEAST: Final = {
     "local_world_size": 1,
     "batches_per_step": 1,
 }
-_FLAGS: Final = ("deterministic", "progress", "digest", "mtp_mode", "mtp_auto_checkpoint", "shm_enabled")
+_FLAGS: Final = (
+    "deterministic",
+    "progress",
+    "digest",
+    "mtp_mode",
+    "mtp_auto_checkpoint",
+    "shm_enabled",
+    "allow_latency_flush_in_deterministic",
+)
+_TEXTS: Final = ("run_id", "quarantine_path", "aggregate_dir", "aggregate_store", "digest_log")
+_NEEDED: Final = frozenset(
+    {"micro_batch", "cut_every", "prefetch_bytes", "max_worker_retries", "ipc_buffer_bytes", "shm_min_item_bytes"}
+    | {"mtp_buffer_bytes", "world_size", "global_rank", "run_id"}
+)
+"""Options for which None means nothing."""
+
+
+def _choice(where: str, value: Any, choices: Sequence[Any]) -> None:
+    if not isinstance(value, (str, NoneType)) or value not in choices:
+        allowed = ", ".join(repr(c) for c in choices if c is not None)
+        raise ConfigError(f"{where}={value!r}: choose one of {allowed}")
+
+
+def _text(where: str, value: Any) -> str:
+    """A name or path, as `str`."""
+    try:
+        text = os.fspath(value)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{where}={value!r}: give a string that is not empty")
+    return text
 
 
 def start_context(options: RuntimeOptions) -> BaseContext:

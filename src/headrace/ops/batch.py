@@ -13,7 +13,7 @@ from typing import Any, Final
 from headrace.core.block import Block, Drop, Ints, Origin, concat_blocks
 from headrace.core.op import Fields
 from headrace.core.tokens import count_tokens
-from headrace.ops.arguments import whole_number
+from headrace.arguments import whole_number
 
 _NAME: Final = "batch"
 

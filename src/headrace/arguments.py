@@ -1,4 +1,4 @@
-"""Arguments of operators, checked and made plain where they are given."""
+"""Arguments and options, checked and made plain where they are given."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def whole_number(where: str, value: Any, least: int | None = None) -> int:
     if least is not None and number < least:
         raise ConfigError(f"{where} must be at least {least}, found {number}")
     return number
+
+
+def flag(where: str, value: Any) -> bool:
+    """`value`, if it is True or False; ConfigError for what only counts as such ("no" counts as true)."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where} must be True or False, found {value!r}")
+    return value
