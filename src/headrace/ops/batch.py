@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headrace.arguments import whole_number
 from headrace.core.block import Block, Drop, Ints, Origin, concat_blocks
 from headrace.core.op import Fields
 from headrace.core.tokens import count_tokens
-from headrace.arguments import whole_number
 
 _NAME: Final = "batch"
 

@@ -20,11 +20,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from headrace.arguments import whole_number
 from headrace.core import rng
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Ints, Origin, concat_blocks
 from headrace.core.op import Fields
 from headrace.errors import CheckpointError, ConfigError
-from headrace.arguments import whole_number
 from headrace.ops.pool import RowPool
 from headrace.ops.returning import InTurn, Returning
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from headrace.arguments import whole_number
 from headrace.core.block import Block, Origin
 from headrace.core.op import Fields
 from headrace.core.tokens import PADDING, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError
-from headrace.arguments import whole_number
 from headrace.ops.pack.assemble import assemble_rows
 from headrace.ops.pack.best_fit import BestFit
 from headrace.ops.pack.best_fit_wrap import BestFitWrapPacker, PoolRules
