@@ -24,7 +24,7 @@ from headrace.core.checkpoint import LaneState
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
 from headrace.core.part import split
-from headrace.core.plan import PLACEMENTS, Node, Plan, compile_plan, describe, with_fetch_fields
+from headrace.core.plan import PLACEMENTS, Node, Plan, compile_plan, describe, in_recipe, with_fetch_fields
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError, UnknownOptionError
 from headrace.observe.summary import PipelineSummary, summarize
 from headrace.ops.batch import Batch
@@ -290,8 +290,7 @@ class Pipeline:
 
     def _operators(self) -> dict[str, Any]:
         """Operators by the names they have in the recipe."""
-        ops = [node.op for node in self._ready()[1:] if node.op.name != "materialize"]
-        return {f"{number}.{op.name}": op for number, op in enumerate(ops)}
+        return {name: node.op for name, node in in_recipe(self._ready()).items()}
 
     # -- running -------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pipeline_recipes import ALGORITHMS, Recipe, packing, recipes, seen, settings_of_a_run
-from test_topology_laws import endless, fertile
+from test_topology_laws import LEGS, endless, fertile
 
 # a changed pack_flat may be given groups that leave out a dataset of this run, and says so
 pytestmark = pytest.mark.filterwarnings("ignore:pack_flat. in no group")
@@ -188,9 +188,9 @@ def test_another_row_length_continues_the_token_stream(
 
 
 @settings(LAW, max_examples=20)
-@given(st.data(), recipes(max_lanes=6).map(endless), st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), CUT)
+@given(st.data(), recipes(max_lanes=6).map(endless), st.integers(1, 4), LEGS, st.integers(0, 4), CUT)
 def test_every_topology_sees_the_same_change(
-    data: st.DataObject, recipe: Recipe, groups: int, later: int, steps: int, cut: int
+    data: st.DataObject, recipe: Recipe, groups: int, legs: list[tuple[int, int]], steps: int, cut: int
 ) -> None:
     recipe = padded(ungrouped(recipe))
     new = padded(data.draw(changed(recipe)))
@@ -202,11 +202,62 @@ def test_every_topology_sees_the_same_change(
         assert len(list(islice(iterator, steps))) == steps
         states.append(pipeline.checkpoint())
         iterator.close()
+    position, total = groups * steps, sum(later * more for later, more in legs)
     alone = iter(goes_on(new, states, cut_every=cut))
-    expected = [seen(item) for item in islice(alone, 5 * later)]
+    expected = dict(enumerate((seen(item) for item in islice(alone, total)), position))
     alone.close()
-    for group in range(later):
-        theirs = iter(goes_on(new, states, dp_degree=later, dp_group_id=group, cut_every=cut))
-        first = (group - groups * steps) % later
-        assert [seen(item) for item in islice(theirs, 5)] == expected[first::later]
-        theirs.close()
+    delivered: dict[int, Any] = {}
+    accept: Any = acceptable(new)
+    for later, more in legs:
+        next_states = []
+        for group in range(later):
+            pipeline = new.build(**QUIET, dp_degree=later, dp_group_id=group, cut_every=cut)
+            pipeline.restore(states, accept=accept)
+            iterator = iter(pipeline)
+            for step, item in enumerate(islice(iterator, more)):
+                delivered[position + step * later + (group - position) % later] = seen(item)
+            next_states.append(pipeline.checkpoint())
+            iterator.close()
+        states, position, accept = next_states, position + later * more, ()
+    assert delivered == expected
+
+
+@LAW
+@given(st.data(), once(max_lanes=2, batch=None), st.integers(0, 12), st.integers(1, 5), CUT)
+def test_another_batch_size_cuts_the_same_rows(
+    data: st.DataObject, recipe: Recipe, taken: int, size: int, cut: int
+) -> None:
+    def rows(items: list[Any], lane: int) -> list[Any]:
+        return [seen(row) for item in items for row in item.records if row.meta.lane_id == lane]
+
+    old, new = (replace(recipe, batch={"microbatch_size": n, "drop_last": False}) for n in (3, size))
+    whole = list(old.build(**QUIET))
+    items, state = begin(old, taken, cut_every=cut)
+    rest = list(goes_on(new, state, cut_every=data.draw(CUT)))
+    for lane in range(recipe.lanes):
+        assert rows(items, lane) + rows(rest, lane) == rows(whole, lane)
+
+
+@settings(LAW, max_examples=20)
+@given(st.data(), once(max_lanes=2), st.integers(1, 12), st.lists(st.integers(0, 3), max_size=3), CUT)
+def test_without_determinism_a_changed_run_loses_and_repeats_nothing(
+    data: st.DataObject, recipe: Recipe, taken: int, stops: list[int], cut: int
+) -> None:
+    plain = data.draw(st.booleans())
+    if plain:
+        recipe = replace(recipe, pack=None, late_shuffle=None, batch={"microbatch_size": 2, "drop_last": False})
+    new = data.draw(changed(recipe))
+    new = replace(new, batch=new.batch and {**new.batch, "drop_last": False})
+    options = {"runner": "threads", "deterministic": False, "micro_batch": 1, "cut_every": cut}
+    items, state = begin(recipe, taken, **{**options, "deterministic": data.draw(st.booleans())})
+    got, accept = tokens(items), acceptable(new)
+    for number in [*stops, None]:
+        pipeline = new.build(**QUIET | options)
+        pipeline.restore(state, accept=accept)
+        iterator = iter(pipeline)
+        got += tokens(list(islice(iterator, number)))
+        state, accept = pipeline.checkpoint(), set()
+        iterator.close()
+    assert len(set(got)) == len(got)
+    if plain:
+        assert sorted(got) == sorted(tokens(list(new.build(**QUIET))))

@@ -149,7 +149,7 @@ def test_b048_each_source_keeps_its_own_position(rule: dict[str, Any], lanes: in
     after = []
     for number, lane in enumerate(old):
         new = blend(2, 1, **rule).lane(number, lanes)
-        new.load(lane.state(), accept={"mixture"})
+        new.load(new.continued(lane.state(), rounds, {}))
         after.append(new)
     first = np.concatenate([drawn(lane, most=1) for lane in after])
     assert np.all(np.abs(np.bincount(first[:, 0]) - np.array([20, 10]) * lanes / 3) < 1)
@@ -174,7 +174,7 @@ def test_b048_a_change_is_crossed_by_a_resume_anywhere(stop: int) -> None:
         lane = blend(1, 1).lane(0, 1)
         drawn(lane, most=draws)
         new = blend(2, 1).lane(0, 1)
-        new.load(lane.state(), accept={"mixture"}, from_round=change)
+        new.load(new.continued(lane.state(), change, {}))
         return new
 
     expected = drawn(changed(change))

@@ -125,6 +125,12 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
     )
 
 
+def in_recipe(nodes: Sequence[Node]) -> dict[str, Node]:
+    """Operators by the names they have in a checkpoint's recipe: number and name, of those that the user has put there."""
+    named = [node for node in nodes if node.op.name not in ("fetch", "materialize")]
+    return {f"{number}.{node.op.name}": node for number, node in enumerate(named)}
+
+
 def projection(nodes: Sequence[Node]) -> Fields:
     """Top-level payload fields that any operator, or the consumer, can read. None means all."""
     wanted: Fields = None

@@ -10,14 +10,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
-from headrace.core.block import CHUNK, OFFSET, Block, Origin, concat_blocks
+from headrace.core.block import Block, Origin
 from headrace.core.checkpoint import LaneState, OperatorState, Span
 from headrace.core.message import Cut, End, Item, Message
 from headrace.core.op import Accumulator
@@ -25,11 +22,13 @@ from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import CheckpointError, OperatorError
 from headrace.observe.counters import Counters, OperatorCounters
 from headrace.ops.returning import InTurn
-from headrace.run.change import Changed, Held, Successive, Transitions
+from headrace.run.change import Changed, Successive, Transitions
 from headrace.run.feed import LaneFeed, LaneSource
 from headrace.run.pools import Pool
+from headrace.run.released import recorded
 from headrace.run.restore import locate, refetch, refetch_in_turn
 from headrace.run.stage import StageResult
+from headrace.run.undelivered import Held
 
 
 @dataclass(slots=True)
@@ -168,12 +167,12 @@ class Lane:
         def fetch(origin: Origin, before: Sequence[Node]) -> Block | None:
             return refetch(origin, before, self.lane, self._run_again)
 
-        quiet = copy(self)
-        quiet._shop = replace(self._shop, counters=Counters([], {}), settle=_unsettled)
+        shop = self._shop
+        self._shop = replace(shop, counters=Counters([], {}), settle=_unsettled)
         rests = {stage: changed.rest_at_cut(stage, accumulators, held, fetch) for stage in changed.stages}
-        transitions = Transitions(changed, self.lane, quiet._chain, accumulators, rests)
+        transitions = Transitions(changed, self.lane, self._chain, accumulators, rests)
         running = transitions.messages(self._chain(0, accumulators, stream, end=changed.stages[0]))
-        quiet._shop = self._shop
+        self._shop = shop
         yield from running
 
     # -- stages --------------------------------------------------------------------------------------
@@ -208,9 +207,11 @@ class Lane:
         """Blocks of the first stage as they finish. A cut is a barrier, and the order since the last one is kept.
 
         After a restore the interval that was begun is released in its recorded order first. What a deterministic run had begun
-        goes on in order until all that it delivered has come again.
+        goes on in order until all that it delivered has come again. So does a run that was changed on purpose: as long as its
+        checkpoints rest on the cut before the change, they know only the order behind that cut.
         """
         barrier: Message | None = None
+        begun = self._start.changes[-1].until if self._start.changes else 0
 
         def interval() -> Iterator[Block]:
             nonlocal barrier
@@ -221,7 +222,8 @@ class Lane:
                 yield message
 
         pool, window = self._shop.pools[0], self._shop.windows[0]
-        log = self.released.setdefault(self._start.position, list(self._start.released))
+        position = self._start.position
+        log = self.released.setdefault(position, list(self._start.released))
         tasks = interval()
         if log:
             upstream = recorded(upstream, list(log))
@@ -229,7 +231,7 @@ class Lane:
             tasks = interval()
             yield from self._settled(pool(islice(tasks, count), window), stage)
         while True:
-            for result in pool(tasks, window, not self._caught_up):
+            for result in pool(tasks, window, position < begun or not self._caught_up):
                 log.append(result.span)
                 yield from self._settled([result], stage)
             if barrier is None:
@@ -237,7 +239,8 @@ class Lane:
             yield barrier
             if not isinstance(barrier, Cut):
                 return
-            log = self.released.setdefault(barrier.position, [])
+            position = barrier.position
+            log = self.released.setdefault(position, [])
             barrier, tasks = None, interval()
 
     def _settled(self, results: Iterable[StageResult], stage: Stage) -> Iterator[Block]:
@@ -293,49 +296,6 @@ def _unsettled(result: StageResult, stage: Stage) -> Block:
     del stage
     result.block.drops = ()
     return result.block
-
-
-def recorded(upstream: Iterator[Message], spans: Sequence[Span]) -> Iterator[Message]:
-    """The stream with its first samples as blocks of `spans`, in that order, before those that were left out between them.
-
-    Cuts inside the recorded part (of a run that now cuts more often) are passed over.
-    """
-    last = max((chunk, offset + count) for chunk, offset, count in spans)
-    blocks: list[Block] = []
-    for message in upstream:
-        if not isinstance(message, Block):
-            if isinstance(message, Cut) and _reach(blocks) < last:
-                continue
-            yield from (block for part in regroup(blocks, spans) for block in part)
-            yield message
-            break
-        blocks.append(message)
-        if _reach(blocks) >= last:
-            yield from (block for part in regroup(blocks, spans) for block in part)
-            break
-    yield from upstream
-
-
-def _reach(blocks: Sequence[Block]) -> tuple[int, int]:
-    """Chunk and offset behind the last sample of these blocks."""
-    if not blocks:
-        return (-1, 0)
-    chunk, offset = blocks[-1].origin.ids[-1, [CHUNK, OFFSET]].tolist()
-    return (chunk, offset + 1)
-
-
-def regroup(blocks: Sequence[Block], spans: Sequence[Span]) -> tuple[list[Block], list[Block]]:
-    """The samples of `blocks` as blocks of these spans, and the others as they were."""
-    whole = concat_blocks(blocks)
-    place = {(c, o): i for i, (c, o) in enumerate(whole.origin.ids[:, [CHUNK, OFFSET]].tolist())}
-    left = np.ones(len(whole), bool)
-    first = []
-    for chunk, offset, count in spans:
-        at = place[chunk, offset]
-        first.append(whole.slice(at, at + count))
-        left[at : at + count] = False
-    runs = np.flatnonzero(np.diff(np.concatenate([[False], left, [False]]).astype(np.int8)))
-    return first, [whole.slice(a, b) for a, b in runs.reshape(-1, 2).tolist()]
 
 
 def _one_by_one(stream: Iterator[Message]) -> Iterator[Message]:

@@ -7,7 +7,7 @@ all it needs is a function of the position.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -141,11 +141,7 @@ class Weighting:
 class MixtureLane:
     """`LaneSource` of a `StaticMixtureWorkSource`. Its state is the number of draws, and the weights in force since when.
 
-    **Changed weights.** `load(state, accept={"mixture"})` continues a state that was taken under other weights: chunks
-    of rounds before `from_round` stay what they were, from there on the new weights hold, and each dataset goes on from
-    the row it had reached, so nothing is repeated and nothing skipped. All lanes must be given the same `from_round`: any round
-    that none has begun. It defaults to this lane's next draw, which is right for one lane, or for lanes that have drawn equally
-    often.
+    A state that was taken under other weights is first made one of these, by `continued`.
     """
 
     def __init__(self, curriculum: Curriculum, lane: int, lanes: int) -> None:
@@ -211,32 +207,23 @@ class MixtureLane:
             "eras": [era.encode() for era in self._eras],
         }
 
-    def load(self, state: Mapping[str, Any], accept: Collection[str] = (), from_round: int | None = None) -> None:
-        """Continue from `state`. `CheckpointMismatch` lists what differs and is not accepted."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`. `CheckpointMismatch` lists what differs."""
         where = (state["lane"], state["lanes"])
         if where != (self._lane, self._lanes):
             raise CheckpointMismatch([f"lane {where[0]} of {where[1]} is now lane {self._lane} of {self._lanes}"])
-        draws = int(state["draws"])
         eras = [Weighting.decode(era) for era in state["eras"]]
-        new = dict(self._curriculum.weights)
-        if eras[-1].weights != new:
-            changes = weight_changes(eras[-1].weights, new)
-            if "mixture" not in accept:
-                raise CheckpointMismatch(changes)
-            first = draws if from_round is None else from_round
-            if first < draws:
-                raise CheckpointError(
-                    f"lane {self._lane} has drawn {draws} chunks, so new weights cannot hold from round {first} on; "
-                    f"pass from_round={draws} or later, the same to every lane"
-                )
-            eras = self._changed(eras, first, {})
-        self._draws = draws
+        if eras[-1].weights != self._curriculum.weights:
+            raise CheckpointMismatch(weight_changes(eras[-1].weights, self._curriculum.weights))
+        self._draws = int(state["draws"])
         self._set_eras(eras)
 
     def continued(self, state: Mapping[str, Any], first: int, grown: Mapping[str, int]) -> dict[str, Any]:
         """The state for the weights as they are now from round `first` on, and for datasets that had fewer shards before.
 
-        `grown`: how many shards. A state of a later round than `first` keeps its place.
+        Rounds before stay what they were. From there on each dataset goes on from the row that it had reached, so nothing is
+        repeated and nothing skipped. All lanes must be given the same round, one that none has drawn from; a state of a later
+        round keeps its place. `grown`: how many shards.
         """
         eras = [Weighting.decode(era) for era in state["eras"]]
         if grown or eras[-1].weights != self._curriculum.weights:

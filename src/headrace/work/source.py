@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,8 +29,8 @@ class LaneSource(Protocol):
         """The position before the next draw: small, msgpack-able, a function of the recipe and the number of draws."""
         ...
 
-    def load(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
-        """Continue from `state`; `accept` names kinds of differences taken on purpose."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`."""
         ...
 
 
@@ -151,9 +151,8 @@ class _ChunkLane:
         """What the source says."""
         return self._source.state_dict()
 
-    def load(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Hand the state to the source, which decides alone what it accepts."""
-        del accept
         self._source.load_state_dict(state)
 
 

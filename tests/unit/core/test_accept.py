@@ -190,3 +190,106 @@ def test_new_weights_hold_from_one_round_on_and_are_reached() -> None:
     share = sum(names[200:]) / len(names[200:])
     assert abs(share - 0.75) < 0.05
     other.close()
+
+
+# What each difference means, in a stream that nothing reorders ------------------------------------------------
+
+
+def straight(
+    counts: dict[str, tuple[int, ...]],
+    weights: dict[str, float] | None = None,
+    size: int = 4,
+    cut: int = 8,
+    **more: Any,
+) -> Pipeline:
+    """One lane, rows as stored, one batch after the other."""
+    settings = {"chunk_size": 16, "exhausted_policy": "redistribute", "shuffle_shards": False, **more}
+    datasets = [dataset(name, *shards) for name, shards in counts.items()]
+    source = StaticMixtureWorkSource(datasets=datasets, mixture=weights or dict.fromkeys(counts, 1.0), **settings)
+    return Pipeline(source).options(canonical_replicas=1, runner="inline", cut_every=cut).batch(size)
+
+
+def named(pipeline: Pipeline, batches: int | None = None) -> list[tuple[str, int, int]]:
+    """Dataset, shard and row of each sample delivered."""
+    names = {number: name for name, number in pipeline.work_source.component_ids().items()}
+    iterator = iter(pipeline)
+    ids = [record.meta.sample_id for batch in islice(iterator, batches) for record in batch.records]
+    iterator.close()
+    return [(names[number], shard, row) for number, shard, row in ids]
+
+
+def of(name: str, samples: list[tuple[str, int, int]]) -> list[tuple[int, int]]:
+    return [(shard, row) for which, shard, row in samples if which == name]
+
+
+@pytest.mark.parametrize("taken", range(11))
+def test_new_weights_wait_for_the_chunk_in_progress_and_the_cut_interval(taken: int) -> None:
+    counts = {"b": (200,), "c": (200,)}
+    whole = named(straight(counts))
+    other = straight(counts, {"b": 1.0, "c": 3.0})
+    other.restore(after(taken, straight(counts)), accept={"mixture"})
+    samples = whole[: 4 * taken] + named(other)
+    reached = -(-taken * 4 // 8) * 8  # the end of the cut interval
+    begin = -(-reached // 16) * 16
+    assert samples[:begin] == whole[:begin]
+    for end in range(begin, begin + 160):
+        assert abs(len(of("c", samples[begin:end])) - 0.75 * (end - begin)) <= 1
+    for name in counts:
+        assert of(name, samples) == of(name, whole)
+
+
+def test_an_added_dataset_begins_with_its_first_row_wherever_its_name_sorts() -> None:
+    counts = {"b": (200,), "c": (200,)}
+    state = after(5, straight(counts))
+    other = straight({"a": (52,), **counts})
+    other.restore(state, accept={"datasets"})
+    samples = named(straight(counts), 5) + named(other)
+    first = next(place for place, sample in enumerate(samples) if sample[0] == "a")
+    assert 32 <= first <= 36
+    assert of("a", samples) == [(0, row) for row in range(52)]
+    for name in counts:
+        assert of(name, samples) == [(0, row) for row in range(200)]
+
+
+def test_added_shards_follow_the_old_ones_in_their_pass_and_mix_in_the_next() -> None:
+    settings: dict[str, Any] = {"exhausted_policy": "repeat", "max_repeats": 2, "shuffle_shards": True, "seed": 1}
+    state = after(6, straight({"b": (30, 30)}, **settings))
+    other = straight({"b": (30, 30, 7, 5)}, **settings)
+    other.restore(state, accept={"shards"})
+    samples = of("b", named(straight({"b": (30, 30)}, **settings), 6) + named(other))
+    passes = samples[:72], samples[72:144], samples[144:]
+    assert [len(set(rows)) for rows in passes] == [72, 72, 72]
+    assert {shard for shard, _ in passes[0][:60]} == {0, 1}
+    mixed = of("b", named(straight({"b": (30, 30, 7, 5)}, **settings)))
+    assert passes[1] == mixed[72:144]
+
+
+@pytest.mark.parametrize(("taken", "flushes"), [(0, 0), (3, 1), (5, 1), (6, 0), (8, 1)])
+def test_another_cadence_of_flushes_holds_from_the_next_cut_on(taken: int, flushes: int) -> None:
+    def build_with(cadence: int | None) -> Pipeline:
+        pipeline = straight({"b": (480,)}, cut=8)
+        pipeline._nodes.clear()
+        return pipeline.shuffle(4).batch(3, drop_last=False).options(flush_every_k_chunks=cadence)
+
+    before = [len(batch) for batch in build_with(1)]
+    assert before[:12] == [3, 3, 3, 3, 3, 1] * 2  # emitted at the end of every chunk, of 16 samples
+    other = build_with(None)
+    other.restore(after(taken, build_with(1)), accept={"flush"})
+    sizes = [len(batch) for batch in other]
+    assert sum(before[:taken]) + sum(sizes) == 480
+    assert sum(size < 3 for size in sizes[:-1]) == flushes
+
+
+@pytest.mark.parametrize("taken", [1, 4, 9])
+def test_another_function_passes_over_one_cut_interval_and_what_was_held(taken: int) -> None:
+    first = build(keep=lambda payload: True, lanes=1, options={"cut_every": 8})
+    iterator = iter(first)
+    before = {record.meta.sample_id for batch in islice(iterator, taken) for record in batch.records}
+    state = first.checkpoint()
+    iterator.close()
+    other = build(keep=lambda payload: payload["n"] >= 0, lanes=1, options={"cut_every": 8})
+    other.restore(state, accept={"filter"})
+    came = {record.meta.sample_id for batch in other for record in batch.records}
+    assert not before & came
+    held = 10 + 3  # a shuffle buffer and a batch that is not full
+    assert 180 - len(before) - len(came) <= held + 8
