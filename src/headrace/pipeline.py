@@ -26,6 +26,8 @@ from headrace.core.lanes import Topology
 from headrace.core.part import split
 from headrace.core.plan import PLACEMENTS, Node, Plan, compile_plan, describe, in_recipe, with_fetch_fields
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError, UnknownOptionError
+from headrace.io.notes import Notes
+from headrace.io.options import StoreOptions
 from headrace.observe.summary import PipelineSummary, summarize
 from headrace.ops.batch import Batch
 from headrace.ops.fetch import Fetch, SharedReaders
@@ -240,8 +242,9 @@ class Pipeline:
             nodes: list[Node] = [self._fetch]
             for node in self._nodes:
                 if hasattr(node.op, "prepare"):
+                    notes = Notes("encoders", StoreOptions.from_any(self._options.io_options))
                     sample = sample_before(nodes, self.work_source.lane(0, self.topology.lanes))
-                    node = replace(node, op=node.op.prepare(sample))
+                    node = replace(node, op=node.op.prepare(sample, notes))
                 if hasattr(node.op, "validation"):
                     node = replace(node, op=replace(node.op, validation=self._options.auto_validation))
                 if hasattr(node.op, "with_components"):

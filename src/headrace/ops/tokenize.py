@@ -22,7 +22,7 @@ from headrace.core.block import MISSING, Block, Column, Drop, Ints, Origin, Ragg
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.core.tokens import PAD_TOKEN_ID, PADDING
 from headrace.errors import ConfigError, InternalError, UnknownOptionError
-from headrace.ops.tokenizer.gate import EncoderChoice, choose_encoder
+from headrace.ops.tokenizer.gate import EncoderChoice, Notebook, choose_encoder
 from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
 from headrace.ops.tokenizer.load import load_tokenizer
 from headrace.ops.tokenizer.rows import cut, pad, split, wrap
@@ -112,16 +112,17 @@ class Tokenize:
             "pass eos_token_id=..."
         )
 
-    def prepare(self, sample: Block | Sequence[str] | None = None) -> Tokenize:
+    def prepare(self, sample: Block | Sequence[str] | None = None, notes: Notebook | None = None) -> Tokenize:
         """Load the tokenizer, check its special ids and settle the encoder on a sample of the corpus.
 
-        `sample`: rows of the corpus (about 256), as they reach this operator, or their texts.
+        `sample`: rows of the corpus (about 256), as they reach this operator, or their texts. `notes`: where the outcome may
+        be known from an earlier start.
         """
         _ = self.affixes
         if self.padding == "max_length":
             _ = self.pad_id
         texts = self._sample_texts(sample) if isinstance(sample, Block) else sample or ()
-        return replace(self, choice=choose_encoder(self.loaded, texts, self.encoder))
+        return replace(self, choice=choose_encoder(self.loaded, texts, self.encoder, notes=notes))
 
     def _sample_texts(self, sample: Block) -> list[str]:
         """Texts of the sample. ConfigError if no row of it has the field: a wrong name should fail before the run."""

@@ -196,7 +196,7 @@ class Failing:
 
 def test_a_panic_reaches_nobody_and_is_logged(caplog: pytest.LogCaptureFixture):
     fast, gone = Failing({2}), []
-    encoder = GuardedEncoder(lambda: fast, gone.append, TOKENIZER.reference)
+    encoder = GuardedEncoder(lambda: fast, gone.append, lambda: TOKENIZER.reference)
     want = lists(TOKENIZER.encode(SAMPLE))
     with caplog.at_level("WARNING", "headrace.tokenize"):
         assert [lists(encoder.encode(SAMPLE)) for _ in range(4)] == [want] * 4
@@ -208,7 +208,7 @@ def test_a_panic_reaches_nobody_and_is_logged(caplog: pytest.LogCaptureFixture):
 
 def test_an_encoder_that_keeps_failing_is_left_for_good():
     fast = Failing(set(range(100)))
-    encoder = GuardedEncoder(lambda: fast, lambda _: None, TOKENIZER.reference)
+    encoder = GuardedEncoder(lambda: fast, lambda _: None, lambda: TOKENIZER.reference)
     for _ in range(10):
         assert lists(encoder.encode(SAMPLE)) == lists(TOKENIZER.encode(SAMPLE))
     assert fast.count == FAILURES
@@ -221,7 +221,7 @@ def test_interrupts_are_not_swallowed():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        GuardedEncoder(lambda: Interrupted(set()), lambda _: None, TOKENIZER.reference).encode(["x"])
+        GuardedEncoder(lambda: Interrupted(set()), lambda _: None, lambda: TOKENIZER.reference).encode(["x"])
 
 
 def test_an_encoder_whose_cache_grows_is_made_anew():
@@ -231,7 +231,7 @@ def test_an_encoder_whose_cache_grows_is_made_anew():
         made.append(Failing(set()))
         return made[-1]
 
-    encoder = GuardedEncoder(take, lambda _: None, TOKENIZER.reference, renew=100)
+    encoder = GuardedEncoder(take, lambda _: None, lambda: TOKENIZER.reference, renew=100)
     for _ in range(10):
         encoder.encode(["x" * 40])
     assert len(made) == 4
@@ -242,7 +242,7 @@ def test_a_wrong_number_of_rows_counts_as_a_failure():
         def encode(self, texts: Sequence[str]) -> Ragged:
             return TOKENIZER.encode(texts[:-1])
 
-    encoder = GuardedEncoder(lambda: Short(set()), lambda _: None, TOKENIZER.reference)
+    encoder = GuardedEncoder(lambda: Short(set()), lambda _: None, lambda: TOKENIZER.reference)
     assert len(encoder.encode(SAMPLE)) == len(SAMPLE)
     assert len(encoder.failures) == 1
 
@@ -340,3 +340,63 @@ def test_ids_may_be_written_to_whichever_encoder_made_them(encoder: Any, options
     column = (out.columns or {})["input_ids"]
     assert isinstance(column, Ragged)
     column.values[:] = 0
+
+
+# ---------------------------------------------------------------------------------------------------
+# What an earlier start found
+# ---------------------------------------------------------------------------------------------------
+
+
+class Notebook(dict[str, bytes]):
+    """Notes in memory."""
+
+    def put(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+
+def test_an_outcome_is_noted_and_the_next_start_needs_no_reference():
+    notes = Notebook()
+    first = choose_encoder(load_tokenizer(SMALL), SAMPLE, notes=notes)
+    again = choose_encoder(load_tokenizer(SMALL), SAMPLE, notes=notes)
+    assert len(notes) == 1 and first.fast
+    assert (again.name, again.reason, again.library) == (first.name, first.reason, first.library)
+    assert "reference" not in again.tokenizer.__dict__
+    assert lists(again.build().encode(SAMPLE)) == lists(TOKENIZER.encode(SAMPLE))
+    assert "reference" not in again.tokenizer.__dict__
+
+
+def test_a_refusal_is_noted_too(monkeypatch: pytest.MonkeyPatch):
+    notes = Notebook()
+    monkeypatch.setattr("headrace.ops.tokenizer.gate._try", lambda *_: "broken on purpose")
+    assert not choose_encoder(TOKENIZER, SAMPLE, notes=notes).fast
+    monkeypatch.undo()
+    assert "broken on purpose" in choose_encoder(TOKENIZER, SAMPLE, notes=notes).reason
+    with pytest.raises(ConfigError, match="broken on purpose"):
+        choose_encoder(TOKENIZER, SAMPLE, "fast", notes=notes)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda notes: choose_encoder(TOKENIZER, [*SAMPLE[:-1], SAMPLE[-1] + "x"], notes=notes),
+        lambda notes: choose_encoder(TOKENIZER, ["".join(SAMPLE)], notes=notes),
+        lambda notes: choose_encoder(TOKENIZER, SAMPLE, libraries=["gigatoken"], notes=notes),
+        lambda notes: choose_encoder(load_tokenizer(SMALL, allow_special=True), SAMPLE, notes=notes),
+    ],
+    ids=["another text", "other borders", "other libraries", "special tokens read from text"],
+)
+def test_a_note_is_of_these_very_texts_and_settings(other: Any):
+    notes = Notebook()
+    choose_encoder(TOKENIZER, SAMPLE, notes=notes)
+    other(notes)
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b'{"name": 3}', b"null"])
+def test_a_damaged_note_is_found_out_anew(damaged: bytes):
+    notes = Notebook()
+    choose_encoder(TOKENIZER, SAMPLE, notes=notes)
+    (key,) = notes
+    whole, notes[key] = notes[key], damaged
+    assert choose_encoder(TOKENIZER, SAMPLE, notes=notes).fast
+    assert notes[key] == whole

@@ -2,18 +2,24 @@
 
 A fast encoder and the reference encode a sample of the corpus and a set of hard strings. Any difference, error or missing
 library, and the next fast encoder is tried, and the reference used if none is left; the reason is kept for explain(). The
-outcome is computed once, in the parent, and travels to the workers.
+outcome is computed once, in the parent, and travels to the workers. It is a function of the texts, the tokenizer and the
+versions of the libraries, so it can be noted for the next start, which then need not load the reference at all.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import platform
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from importlib.metadata import version
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+import xxhash
 
 from headrace.core.block import Ragged
 from headrace.errors import ConfigError, UnknownOptionError
@@ -28,6 +34,26 @@ SAMPLE_CHARACTERS = 1000
 
 
 LOADING = threading.Lock()
+
+
+class Notebook(Protocol):
+    """Keeps what was found out for the next start."""
+
+    def get(self, key: str) -> bytes | None:
+        """What was noted."""
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Note it."""
+        ...
+
+
+class Verdict(msgspec.Struct):
+    """What the gate found: `library` is the fast library that passed, or None."""
+
+    name: str
+    reason: str
+    library: str | None = None
 
 
 class FastLibrary(NamedTuple):
@@ -66,7 +92,8 @@ class EncoderChoice:
     def build(self) -> Encoder:
         """An encoder for one thread."""
         if self.library is not None and isinstance(self.tokenizer, JsonTokenizer):
-            return GuardedEncoder(self._take, self.discard, self.tokenizer.reference, FAST[self.library].renew)
+            tokenizer = self.tokenizer
+            return GuardedEncoder(self._take, self.discard, lambda: tokenizer.reference, FAST[self.library].renew)
         return getattr(self.tokenizer, "reference", self.tokenizer)
 
     def _take(self) -> Encoder:
@@ -95,11 +122,13 @@ def choose_encoder(
     sample: Sequence[str] = (),
     prefer: Preference = "auto",
     libraries: Sequence[str] = tuple(FAST),
+    notes: Notebook | None = None,
 ) -> EncoderChoice:
     """The first fast encoder that encodes `sample` and the hard strings to the reference's ids, else the reference.
 
     `prefer="fast"` makes a refusal a ConfigError; `prefer="reference"` asks nothing. `sample`: about 256 texts of the
-    corpus; without any, "auto" stays with the reference. `libraries`: which fast ones to try, in order.
+    corpus; without any, "auto" stays with the reference. `libraries`: which fast ones to try, in order. `notes`: where the
+    outcome on these very texts may be known from an earlier start.
     """
     if prefer not in ("auto", "reference", "fast"):
         raise UnknownOptionError("encoder", prefer, ("auto", "reference", "fast"))
@@ -113,7 +142,35 @@ def choose_encoder(
     if not installed:
         why = f"none of {', '.join(libraries)} is installed (20 to 50 times faster)"
         return _refused(tokenizer, prefer, tokenizer.reference.name, why)
-    return _first_equal(tokenizer, installed, sample, prefer)
+    hard = hard_strings((t["content"] for t in tokenizer.added_tokens), tokenizer.normalizes)
+    texts = [*hard, *(text[:SAMPLE_CHARACTERS] for text in sample)]
+    key = _key(tokenizer, installed, texts)
+    found, encoder = _noted(notes, key), None
+    if found is None:
+        found, encoder = _first_equal(tokenizer, installed, texts, len(hard))
+        if notes is not None:
+            notes.put(key, msgspec.json.encode(found))
+    if found.library is None:
+        return _refused(tokenizer, prefer, found.name, found.reason)
+    return EncoderChoice(tokenizer, found.name, found.reason, found.library, [] if encoder is None else [encoder])
+
+
+def _key(tokenizer: JsonTokenizer, libraries: Sequence[str], texts: Sequence[str]) -> str:
+    """A name for all that the outcome depends on."""
+    digest = xxhash.xxh3_128(tokenizer.json)
+    versions = [f"{library} {version(library)}" for library in (*libraries, "tokenizers")]
+    digest.update(msgspec.json.encode([tokenizer.allow_special, versions, platform.machine(), *texts]))
+    return digest.hexdigest()
+
+
+def _noted(notes: Notebook | None, key: str) -> Verdict | None:
+    data = None if notes is None else notes.get(key)
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Verdict)
+    except msgspec.DecodeError:  # half a file, or of another release: find out anew
+        return None
 
 
 def _refused(tokenizer: Tokenizer, prefer: Preference, name: str, why: str) -> EncoderChoice:
@@ -123,10 +180,9 @@ def _refused(tokenizer: Tokenizer, prefer: Preference, name: str, why: str) -> E
 
 
 def _first_equal(
-    tokenizer: JsonTokenizer, libraries: list[str], sample: Sequence[str], prefer: Preference
-) -> EncoderChoice:
-    hard = hard_strings((t["content"] for t in tokenizer.added_tokens), tokenizer.normalizes)
-    texts = [*hard, *(text[:SAMPLE_CHARACTERS] for text in sample)]
+    tokenizer: JsonTokenizer, libraries: list[str], texts: list[str], hard: int
+) -> tuple[Verdict, Encoder | None]:
+    """What the gate finds on `texts`, of which the first `hard` are hard strings, and the encoder that passed."""
     # loading the one and encoding with the other take equally long: 0.3 s for GPT-2
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(_try, libraries[0], tokenizer, texts)
@@ -138,13 +194,11 @@ def _first_equal(
             encoder, got = outcome
             text = next((t for row, t in enumerate(texts) if got[row].tolist() != wants[row]), None)
             if text is None:
-                why = "; ".join(
-                    [f"equal ids on {len(sample)} texts of this corpus and {len(hard)} hard strings", *reasons]
-                )
-                return EncoderChoice(tokenizer, encoder.name, why, library, [encoder])
+                equal = f"equal ids on {len(texts) - hard} texts of this corpus and {hard} hard strings"
+                return Verdict(encoder.name, "; ".join([equal, *reasons]), library), encoder
             outcome = f"{encoder.name} gives other ids for {text[:60]!r}"
         reasons.append(outcome)
-    return _refused(tokenizer, prefer, tokenizer.reference.name, "; ".join(reasons))
+    return Verdict(tokenizer.reference.name, "; ".join(reasons)), None
 
 
 def _try(library: str, tokenizer: JsonTokenizer, texts: list[str]) -> tuple[Encoder, Ragged] | str:

@@ -24,10 +24,10 @@ class GuardedEncoder:
         self,
         take: Callable[[], Encoder],
         discard: Callable[[Encoder | None], None],
-        reference: Encoder,
+        reference: Callable[[], Encoder],
         renew: int | None = None,
     ) -> None:
-        """`take` gives a fast encoder, `discard` hears of one that failed.
+        """`take` gives a fast encoder, `discard` hears of one that failed, `reference` gives the one that can always go on.
 
         `renew`: take another one after so many characters, because the cache of the old one only grows.
         """
@@ -39,7 +39,7 @@ class GuardedEncoder:
     @property
     def name(self) -> str:
         """The library in use now."""
-        return self._reference.name if self._fast is None else self._fast.name
+        return self._reference().name if self._fast is None else self._fast.name
 
     def encode(self, texts: Sequence[str]) -> Ragged:
         """Ids of each text, int32."""
@@ -50,7 +50,7 @@ class GuardedEncoder:
                 raise
             except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException, and the reference can go on
                 self._note(error)
-        return self._reference.encode(texts)
+        return self._reference().encode(texts)
 
     def _encode_fast(self, texts: Sequence[str]) -> Ragged:
         if self._fast is None:
@@ -72,6 +72,6 @@ class GuardedEncoder:
         log.warning(
             "tokenize: the fast encoder failed (%s); %s encodes %s",
             self.failures[-1],
-            self._reference.name,
+            self._reference().name,
             "from here on, at a fraction of the speed" if stays else "this block",
         )
