@@ -29,3 +29,8 @@ def flag(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where} must be True or False, found {value!r}")
     return value
+
+
+def shown(value: Any) -> str:
+    """What was found, for a message: its type, and the beginning of what it holds."""
+    return f"a {type(value).__name__} ({value!r:.60})"

@@ -3,7 +3,8 @@
     HeadraceError
     ├── ConfigError (ValueError)            a setting, argument or combination that cannot work
     │   ├── UnknownOptionError (TypeError)  a name nobody knows; says the nearest known one
-    │   └── CurriculumError                 a mixture, weight or dataset that cannot be dealt
+    │   ├── CurriculumError                 a mixture, weight or dataset that cannot be dealt
+    │   └── MissingDataError (FileNotFoundError)  a dataset whose path leads nowhere
     ├── DataError (ValueError)              bytes on disk or in a record that are not what they should be
     │   ├── FormatError                     a file that cannot be read: path, byte offset, reason
     │   ├── DataChangedError                a file that changed under the run: path, old and new size or time
@@ -51,6 +52,10 @@ class UnknownOptionError(ConfigError, TypeError):
 
 class CurriculumError(ConfigError):
     """A mixture, weight or dataset that cannot be dealt."""
+
+
+class MissingDataError(ConfigError, FileNotFoundError):
+    """A dataset's path that leads nowhere."""
 
 
 class DataError(HeadraceError, ValueError):

@@ -8,7 +8,8 @@ order nor the order of a list ever matters.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import xxhash
 
 from headrace.core.block import Ints
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, MissingDataError
 from headrace.io.detect import choose_format, common_root, format_named, format_of
 from headrace.io.formats.base import Reader, ShardTable
 from headrace.io.formats.memory import InMemoryShard, MemoryReader, MemoryTable
@@ -49,18 +50,20 @@ class Dataset:
         Hidden files, folders whose names begin with a dot or an underscore, and files of no known format are left out. A
         folder with files of several formats is an error; `fmt` chooses.
         """
+        _check_name(name)
         settings = StoreOptions.from_any(options)
-        place = os.fspath(path)
-        if is_url(place) and format_of(place) is not None:
-            folder, _, file = place.rstrip("/").rpartition("/")
-            store = open_store(folder, settings)
-            entries = [store.stat(file)]
-        elif is_url(place) or os.path.isdir(place):
-            store = open_store(place, settings)
-            entries = store.scan()
-        else:
-            store = open_store(os.path.dirname(os.path.abspath(place)), settings)
-            entries = [store.stat(os.path.basename(place))]
+        place = _checked_path(name, path)
+        with _named(name, place):
+            if is_url(place) and format_of(place) is not None:
+                folder, _, file = place.rstrip("/").rpartition("/")
+                store = open_store(folder, settings)
+                entries = [store.stat(file)]
+            elif is_url(place) or os.path.isdir(place):
+                store = open_store(place, settings)
+                entries = store.scan()
+            else:
+                store = open_store(os.path.dirname(os.path.abspath(place)), settings)
+                entries = [store.stat(os.path.basename(os.path.abspath(place)))]
         return cls._of_entries(name, store.root, entries, fmt, settings)
 
     @classmethod
@@ -68,18 +71,28 @@ class Dataset:
         cls, name: str, paths: Sequence[str | os.PathLike[str]], fmt: str | None = None, options: Options = None
     ) -> Dataset:
         """Just these files. Shards are named by path below the files' common folder, and ordered by name."""
+        _check_name(name)
         settings = StoreOptions.from_any(options)
+        if isinstance(paths, (str, bytes, os.PathLike)):
+            raise ConfigError(
+                f"dataset {name!r}: from_files takes a list of paths, found one: {paths!r}; see from_path"
+            )
         if not paths:
             raise ConfigError(f"dataset {name!r}: the list of files is empty")
-        root, names = common_root([os.fspath(path) for path in paths])
+        root, names = common_root([_checked_path(name, path) for path in paths])
         store = open_store(root, settings)
-        entries = sorted((store.stat(n) for n in names), key=lambda entry: os.fsencode(entry.name))
+        entries: list[Entry] = []
+        for file in names:
+            with _named(name, store.path(file)):
+                entries.append(store.stat(file))
+        entries.sort(key=lambda entry: os.fsencode(entry.name))
         return cls._of_entries(name, store.root, entries, fmt, settings)
 
     @classmethod
     def from_dict(cls, name: str, shards: Mapping[int, InMemoryShard]) -> Dataset:
         """Rows in memory, by shard id. Ids need not be consecutive; shards are ordered by id."""
-        return cls(_checked_name(name), "memory", MemoryTable.of(name, shards), StoreOptions())
+        _check_name(name)
+        return cls(name, "memory", MemoryTable.of(name, shards), StoreOptions())
 
     @classmethod
     def _of_entries(cls, name: str, root: str, entries: list[Entry], fmt: str | None, options: StoreOptions) -> Dataset:
@@ -90,7 +103,7 @@ class Dataset:
         for array in (*arrays, counts):
             array.flags.writeable = False
         table = ShardTable(root, tuple(e.name for e in files), arrays[0], arrays[1], counts)
-        return cls(_checked_name(name), chosen.name, table, options)
+        return cls(name, chosen.name, table, options)
 
     def ids(self) -> Ints:
         """Shard ids, int64, rising."""
@@ -158,7 +171,47 @@ class Dataset:
         return self
 
 
-def _checked_name(name: str) -> str:
-    if not name:
-        raise ConfigError("a dataset needs a name: weights, seeds and checkpoints go by it")
-    return name
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a dataset needs a name (weights, seeds and checkpoints go by it), found {name!r}")
+
+
+def _checked_path(name: str, path: Any) -> str:
+    try:
+        place = os.fspath(path)
+    except TypeError:
+        place = None
+    if not isinstance(place, str) or not place:
+        more = "; for several files there is Dataset.from_files" if isinstance(path, (list, tuple)) else ""
+        raise ConfigError(f"dataset {name!r}: give the path of a folder or file, found {path!r}{more}")
+    return place
+
+
+@contextmanager
+def _named(name: str, place: str) -> Generator[None]:
+    """What is not there is said to be missing from this dataset, with the nearest that is there."""
+    try:
+        yield
+    except FileNotFoundError:
+        where = place if is_url(place) else os.path.abspath(place)
+        hint = "check the URL" if is_url(place) else _nearest(where)
+        if is_url(name) or os.path.exists(name):
+            hint = f"{name!r} is one: the dataset's name comes first, then its path"
+        raise MissingDataError(f"dataset {name!r}: {where} does not exist; {hint}") from None
+
+
+def _nearest(path: str) -> str:
+    """What there is instead of a local path that does not exist."""
+    import difflib  # only a slip of the pen pays for it
+
+    missing = path
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path, missing = os.path.dirname(path), path
+    try:
+        names = os.listdir(path)
+    except OSError:  # a hint only: a folder that may not be listed, or a file
+        names = []
+    near = difflib.get_close_matches(os.path.basename(missing), names, n=1)
+    if near:
+        return f"did you mean {os.path.join(path, near[0])!r}?"
+    return f"{path!r} does, on this machine, and holds no {os.path.basename(missing)!r}"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, SupportsFloat
+from typing import Any, Final, SupportsFloat
 
 from headrace.errors import CurriculumError
 
@@ -37,6 +37,11 @@ class MixtureSpec:
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
+        weights: Any = self.weights
+        if not isinstance(weights, Mapping):
+            raise CurriculumError(
+                f"a mixture is a dict of weights by dataset name, such as {{'code': 1, 'web': 3}}; found {weights!r:.80}"
+            )
         object.__setattr__(self, "weights", {str(k): _number(k, v, self.weights) for k, v in self.weights.items()})
         if not any(self.weights.values()):
             raise CurriculumError(f"a mixture needs at least one positive weight, found {_show(self.weights)}")

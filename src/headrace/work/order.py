@@ -13,13 +13,14 @@ id, so an empty shard changes nothing.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arguments import shown, whole_number
 from headrace.core import rng
 from headrace.errors import ConfigError, CurriculumError
 
@@ -245,14 +246,22 @@ def resolve_block(block: BlockSize, counts: Ints) -> int | None:
             return max(size, 1)
         case "auto":
             return max(1, min(size, _AUTO_SHARDS * int(counts.max(initial=0))))
-        case int() if not isinstance(block, bool) and block > 0:
-            return max(1, min(size, block))
-        case _:
+        case str():
             raise ConfigError(f"shuffle_block_size must be None, a positive int, 'auto' or 'global', found {block!r}")
+        case _:
+            return max(1, min(size, whole_number("shuffle_block_size (or None, 'auto', 'global')", block, 1)))
 
 
-def sorted_by_name(datasets: Sequence[CurriculumDataset]) -> list[CurriculumDataset]:
-    """Datasets in the order of their names, so that the order of listing never matters."""
+def sorted_by_name(datasets: Any) -> list[CurriculumDataset]:
+    """Datasets in the order of their names, so that the order of listing never matters. Anything else is a CurriculumError."""
+    if isinstance(datasets, (str, bytes, Mapping, CurriculumDataset)) or not isinstance(datasets, Iterable):
+        raise CurriculumError(f"datasets= takes a list of datasets, found {shown(datasets)}; write [dataset]")
+    datasets = list(datasets)
+    for dataset in datasets:
+        if not isinstance(dataset, CurriculumDataset):
+            raise CurriculumError(
+                f"datasets= holds {shown(dataset)}, which is no dataset; make one with Dataset.from_path(name, path)"
+            )
     ordered = sorted(datasets, key=lambda d: d.name)
     for one, other in zip(ordered, ordered[1:], strict=False):
         if one.name == other.name:

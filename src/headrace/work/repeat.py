@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from headrace.arguments import flag, whole_number
 from headrace.errors import ConfigError, UnknownOptionError
 
 Policy = Literal["stop", "repeat", "redistribute"]
@@ -63,7 +64,7 @@ def resolve_repetition(
     if isinstance(stop_after_passes, Unset):
         stop_after_passes = 1 if policy is None and max_repeats is None else None
     elif stop_after_passes is not None:
-        _positive("stop_after_passes", stop_after_passes)
+        stop_after_passes = whole_number("stop_after_passes (None is no limit)", stop_after_passes, 1)
         if max_repeats is not None:
             raise ConfigError("stop_after_passes and max_repeats both say when to end; give one of them")
     policies = _per_dataset("exhausted_policy", policy, names, "repeat")
@@ -76,12 +77,11 @@ def resolve_repetition(
             )
     repeats = _per_dataset("max_repeats", max_repeats, names, None)
     for name, value in repeats.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise ConfigError(f"max_repeats of {name!r} must be None or an int of at least 0, found {value!r}")
+        if value is not None:
+            repeats[name] = whole_number(f"max_repeats of {name!r} (None is no limit)", value, 0)
     shuffles = _per_dataset("reshuffle_on_repeat", True if isinstance(reshuffle, Unset) else reshuffle, names, True)
     for name, value in shuffles.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"reshuffle_on_repeat of {name!r} must be True or False, found {value!r}")
+        flag(f"reshuffle_on_repeat of {name!r}", value)
     _warn_without_effect(policies, max_repeats, reshuffle)
     return Repetition(policies, repeats, shuffles, stop_after_passes)
 
@@ -94,11 +94,6 @@ def _per_dataset(option: str, value: Any, names: Sequence[str], default: Any) ->
         if name not in names:
             raise UnknownOptionError(f"dataset in {option}", str(name), names)
     return {name: value.get(name, default) for name in names}
-
-
-def _positive(option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{option} must be a positive int or None, found {value!r}")
 
 
 def _warn_without_effect(policies: Mapping[str, str], max_repeats: Any, reshuffle: Any) -> None:

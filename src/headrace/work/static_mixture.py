@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.arguments import flag, whole_number
 from headrace.errors import CheckpointMismatch, ConfigError, CurriculumError
 from headrace.work.changed import what_grew
 from headrace.work.chunk import WorkChunk
@@ -95,7 +96,11 @@ class StaticMixtureWorkSource(WorkSource):
                 "token_estimation is not available yet: weights count samples; leave it None, "
                 "or balance tokens downstream with ensure_mixture"
             )
-        _check_plain(chunk_size, seed, lane_assignment)
+        chunk_size, seed = whole_number("chunk_size", chunk_size, 1), whole_number("seed", seed)
+        if lane_assignment not in ("permute", "modulo"):
+            raise ConfigError(f"lane_assignment must be 'permute' or 'modulo', found {lane_assignment!r}")
+        shuffle_shards = flag("shuffle_shards", shuffle_shards)
+        shuffle_within_shard = flag("shuffle_within_shard", shuffle_within_shard)
         self._mixture = MixtureSpec.of(mixture)
         self._datasets = sorted_by_name(datasets)
         names = [d.name for d in self._datasets]
@@ -237,6 +242,12 @@ class StaticMixtureWorkSource(WorkSource):
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        total = self._timeline.total()
+        shares = self._mixture.normalized_for(self._curriculum.numbers)
+        mixed = ", ".join(f"{name} {share:.4g}" for name, share in shares.items())
+        return f"StaticMixtureWorkSource({mixed}; {'endless' if total is None else f'{total} samples'})"
+
     def statistics(self, samples: int | None = None) -> MixtureStatistics:
         """The mixture and the passes after `samples` samples of the global stream; by default at its end."""
         if samples is None:
@@ -277,16 +288,6 @@ class StaticMixtureWorkSource(WorkSource):
             recipe[f"rows/{name}"] = curriculum.orders[name].size
             recipe[f"dataset/{name}"] = dataset.fingerprint()
         return recipe
-
-
-def _check_plain(chunk_size: Any, seed: Any, lane_assignment: Any) -> None:
-    """Settings that stand alone."""
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ConfigError(f"chunk_size must be a positive int, found {chunk_size!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed must be an int, found {seed!r}")
-    if lane_assignment not in ("permute", "modulo"):
-        raise ConfigError(f"lane_assignment must be 'permute' or 'modulo', found {lane_assignment!r}")
 
 
 def _orders(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,51 @@ def test_several_formats_are_an_error_unless_one_is_chosen(tmp_path: Path) -> No
 def test_doubtful_folders_are_errors(tmp_path: Path, names: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Dataset.from_path("d", _tree(tmp_path, names))
+
+
+def test_what_is_not_there_is_named_with_the_nearest_that_is(tmp_path: Path) -> None:
+    _tree(tmp_path, ["train/a.jsonl"])
+    with pytest.raises(ConfigError, match=r"dataset 'web': .*/trian does not exist; did you mean '.*/train'\?"):
+        Dataset.from_path("web", tmp_path / "trian")
+    with pytest.raises(
+        FileNotFoundError, match=r"dataset 'web': .*/train/b/c.jsonl does not exist; .*'.*/train' does.*no 'b'"
+    ):
+        Dataset.from_path("web", tmp_path / "train" / "b" / "c.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"dataset 'web': .*/train/x.jsonl does not exist"):
+        Dataset.from_files("web", [tmp_path / "train" / "a.jsonl", tmp_path / "train" / "x.jsonl"])
+    with pytest.raises(ConfigError, match="the dataset's name comes first, then its path"):
+        Dataset.from_path(str(tmp_path), "web")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Dataset.from_path("d", None), "give the path of a folder or file, found None"),  # type: ignore[arg-type]
+        (lambda: Dataset.from_path("d", ""), "give the path of a folder or file, found ''"),
+        (lambda: Dataset.from_path("d", ["a", "b"]), "for several files there is Dataset.from_files"),  # type: ignore[arg-type]
+        (lambda: Dataset.from_path(None, "a"), "a dataset needs a name .*, found None"),  # type: ignore[arg-type]
+        (
+            lambda: Dataset.from_files("d", "/data/a.jsonl"),
+            "from_files takes a list of paths, found one: '/data/a.jsonl'",
+        ),
+        (lambda: Dataset.from_files("d", [3]), "give the path of a folder or file, found 3"),  # type: ignore[list-item]
+        (lambda: Dataset.from_dict("d", [{"x": 1}]), r"from_dict takes .*, found a list .*write \{0: InMemoryShard"),  # type: ignore[arg-type]
+        (lambda: Dataset.from_dict("d", {0: [{"x": 1}]}), r"shard 0 is a list.*wrap its rows"),  # type: ignore[dict-item]
+        (lambda: Dataset.from_dict(3, {}), "a dataset needs a name .*, found 3"),  # type: ignore[arg-type]
+        (lambda: InMemoryShard("rows"), "InMemoryShard takes a list of rows, found a str"),
+        (lambda: InMemoryShard(None), "InMemoryShard takes a list of rows, found a NoneType"),  # type: ignore[arg-type]
+        (lambda: InMemoryShard({"x": 1}), "InMemoryShard takes a list of rows, found a dict"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_newcomer_gives_instead(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+def test_it_says_what_it_is() -> None:
+    shard = InMemoryShard([{"x": 1}] * 3)
+    assert repr(shard) == "InMemoryShard(3 rows)"
+    assert repr(Dataset.from_dict("d", {0: shard})) == "Dataset('d', memory, 1 shards, 3 rows)"
 
 
 def test_a_missing_path_and_an_empty_name(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_block_sizes(block: Any, size: int) -> None:
 
 @pytest.mark.parametrize("block", [0, -1, True, "all", 1.5])
 def test_bad_block_sizes(block: Any) -> None:
-    with pytest.raises(ConfigError, match=r"shuffle_block_size must be None, a positive int"):
+    with pytest.raises(ConfigError, match=r"shuffle_block_size.* must be"):
         DatasetOrder(Numbers("d", COUNTS), OrderSettings(shuffle_block_size=block))
 
 

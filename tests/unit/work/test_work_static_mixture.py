@@ -89,17 +89,17 @@ def test_default_chunk_size_works_for_tiny_data() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"chunk_size": 0}, "chunk_size must be a positive int, found 0"),
-        ({"chunk_size": 1.5}, "chunk_size must be a positive int"),
-        ({"seed": "x"}, "seed must be an int, found 'x'"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1, found 0"),
+        ({"chunk_size": 1.5}, "chunk_size must be a whole number, found 1.5"),
+        ({"seed": "x"}, "seed must be a whole number, found 'x'"),
         ({"lane_assignment": "random"}, "lane_assignment must be 'permute' or 'modulo', found 'random'"),
         (
             {"exhausted_policy": "loop"},
             "exhausted_policy of 'code' must be one of stop, repeat, redistribute, found 'loop'",
         ),
-        ({"max_repeats": -1}, "max_repeats of 'code' must be None or an int of at least 0"),
+        ({"max_repeats": -1}, "max_repeats of 'code' .None is no limit. must be at least 0"),
         ({"reshuffle_on_repeat": "no"}, "reshuffle_on_repeat of 'code' must be True or False"),
-        ({"stop_after_passes": 0}, "stop_after_passes must be a positive int or None"),
+        ({"stop_after_passes": 0}, "stop_after_passes .None is no limit. must be at least 1"),
         ({"stop_after_passes": 1, "max_repeats": 1}, "stop_after_passes and max_repeats both say when to end"),
         (
             {"stop_after_passes": 1, "exhausted_policy": "stop"},
@@ -107,13 +107,58 @@ def test_default_chunk_size_works_for_tiny_data() -> None:
         ),
         ({"stop_after_passes": 1, "exhausted_policy": {"web": "redistribute"}}, "but 'web' is set to 'redistribute'"),
         ({"token_estimation": 0.25}, "token_estimation is not available yet"),
-        ({"shuffle_block_size": 0}, "shuffle_block_size must be"),
+        ({"shuffle_block_size": 0}, "shuffle_block_size .* must be at least 1"),
+        ({"shuffle_shards": "no"}, "shuffle_shards must be True or False, found 'no'"),
+        ({"shuffle_within_shard": 1}, "shuffle_within_shard must be True or False, found 1"),
     ],
     ids=str,
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         two(**settings)
+
+
+WEB = Numbers("web", [3])
+
+
+@pytest.mark.parametrize(
+    ("datasets", "mixture", "message"),
+    [
+        (WEB, {"web": 1}, r"datasets= takes a list of datasets, found a Numbers .*; write \[dataset\]"),
+        ("web", {"web": 1}, "datasets= takes a list of datasets, found a str"),
+        ({"web": WEB}, {"web": 1}, "datasets= takes a list of datasets, found a dict"),
+        (None, {"web": 1}, "datasets= takes a list of datasets, found a NoneType"),
+        (["/data/web"], {"web": 1}, "datasets= holds a str .'/data/web'., which is no dataset; make one with"),
+        ([WEB, None], {"web": 1}, "datasets= holds a NoneType"),
+        ([WEB], [1.0], r"a mixture is a dict of weights by dataset name.*found \[1.0\]"),
+        ([WEB], None, "a mixture is a dict of weights by dataset name"),
+        ([WEB], 1.0, "a mixture is a dict of weights by dataset name"),
+    ],
+)
+def test_what_is_no_list_of_datasets_or_no_mixture(datasets: Any, mixture: Any, message: str) -> None:
+    with pytest.raises(CurriculumError, match=message):
+        StaticMixtureWorkSource(datasets, mixture)
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(two()) == "StaticMixtureWorkSource(code 0.75, web 0.25; 480 samples)"
+    endless = StaticMixtureWorkSource([WEB], {"web": 2}, stop_after_passes=None)
+    assert repr(endless) == "StaticMixtureWorkSource(web 1; endless)"
+
+
+def test_numpy_integers_are_integers() -> None:
+    numbers = {
+        "seed": np.int64(7),
+        "chunk_size": np.int32(5),
+        "shuffle_block_size": np.int64(2),
+        "max_repeats": np.int8(1),
+    }
+    source = StaticMixtureWorkSource([WEB], {"web": 1}, exhausted_policy="repeat", **numbers)
+    plain = StaticMixtureWorkSource(
+        [WEB], {"web": 1}, exhausted_policy="repeat", **{name: int(value) for name, value in numbers.items()}
+    )
+    assert source.recipe() == plain.recipe() and np.array_equal(stream(source), stream(plain))
+    msgspec.msgpack.encode(source.recipe())
 
 
 @pytest.mark.parametrize("option", ["exhausted_policy", "max_repeats", "reshuffle_on_repeat"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.arguments import shown
 from headrace.core.block import MISSING, Column, Ints, lookup
 from headrace.core.op import BadRows
 from headrace.errors import ConfigError
@@ -25,6 +26,8 @@ class InMemoryShard:
 
     def __init__(self, rows: Sequence[Any]) -> None:
         """Wrap the rows."""
+        if isinstance(rows, (str, bytes, Mapping)) or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+            raise ConfigError(f"InMemoryShard takes a list of rows, found {shown(rows)}")
         self.rows = rows
         self._plain: bool | None = None
 
@@ -46,6 +49,9 @@ class InMemoryShard:
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def __repr__(self) -> str:
+        return f"InMemoryShard({len(self)} rows)"
 
     @property
     def plain(self) -> bool:
@@ -74,13 +80,21 @@ class MemoryTable:
     shards: dict[int, InMemoryShard]
 
     @classmethod
-    def of(cls, dataset: str, shards: Mapping[Any, Any]) -> MemoryTable:
+    def of(cls, dataset: str, shards: Any) -> MemoryTable:
         """Order by id and count."""
+        if not isinstance(shards, Mapping):
+            raise ConfigError(
+                f"dataset {dataset!r}: from_dict takes {{shard id: InMemoryShard(rows)}}, found {shown(shards)}; for a list of "
+                "rows write {0: InMemoryShard(rows)}"
+            )
         for key, shard in shards.items():
             if isinstance(key, bool) or not isinstance(key, (int, np.integer)) or key < 0:
                 raise ConfigError(f"dataset {dataset!r}: shard id {key!r} must be an int, zero or more")
             if not isinstance(shard, InMemoryShard):
-                raise ConfigError(f"dataset {dataset!r}: shard {key} is a {type(shard).__name__}, not an InMemoryShard")
+                raise ConfigError(
+                    f"dataset {dataset!r}: shard {key} is a {type(shard).__name__}, not an InMemoryShard; wrap its rows: "
+                    "InMemoryShard(rows)"
+                )
         ordered = {int(key): shards[key] for key in sorted(shards)}
         arrays = (
             np.array(list(ordered), np.int64),
