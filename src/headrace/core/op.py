@@ -31,15 +31,23 @@ Fields = frozenset[str] | None
 
 @dataclass(slots=True)
 class BadRows:
-    """Rows of one block that an operator could not use: index in its input block, and the reason."""
+    """Rows of one block that an operator could not use: index in its input block, and the reason.
+
+    Rows in `left_out` are no errors: their source has nothing for them.
+    """
 
     rows: list[int] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
 
     def add(self, row: int, error: Exception) -> None:
         """Report input row `row`."""
         self.rows.append(row)
         self.errors.append(error)
+
+    def leave_out(self, row: int) -> None:
+        """Input row `row` has no record."""
+        self.left_out.append(row)
 
 
 Worker = Callable[[Block, BadRows], Block]

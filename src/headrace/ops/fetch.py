@@ -20,6 +20,7 @@ from headrace.core.block import (
     SHARD,
     Block,
     Column,
+    Drop,
     Ints,
     Origin,
     Ragged,
@@ -85,6 +86,13 @@ class SharedReaders:
                 reader.close()
             self._open.clear()
 
+    def rest(self) -> None:
+        """End what readers run in the background (a step pipeline's workers) until the next read."""
+        with self._lock:
+            for reader in self._open.values():
+                if (rest := getattr(reader, "rest", None)) is not None:
+                    rest()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedReaders, (self._datasets, self._options)
 
@@ -125,21 +133,26 @@ def _fill(block: Block, bad: BadRows, readers: SharedReaders, fields: Fields) ->
         return block.with_columns({})
     parts: list[Block] = []
     placed: list[Ints] = []
+    left_out: list[Ints] = []
     for index in _by_shard(ids):
         dataset, shard = int(ids[index[0], DATASET]), int(ids[index[0], SHARD])
         refused = BadRows()
         payload = readers[dataset].read(shard, ids[index, ROW], fields, refused)
-        if refused.rows:
+        if refused.rows or refused.left_out:
             for at, error in zip(refused.rows, refused.errors, strict=True):
                 bad.add(int(index[at]), error)
-            index = np.delete(index, refused.rows)
+            if refused.left_out:
+                left_out.append(index[refused.left_out])
+            index = np.delete(index, refused.rows + refused.left_out)
         origin = block.origin.take(index)
         part = Block(block.lane, origin)
         parts.append(part.with_columns(payload) if isinstance(payload, dict) else part.with_rows(payload))
         placed.append(index)
-    if len(parts) == 1:
-        return parts[0]
-    return interleave(parts, np.argsort(np.concatenate(placed), kind="stable"))
+    out = parts[0] if len(parts) == 1 else interleave(parts, np.argsort(np.concatenate(placed), kind="stable"))
+    if not left_out:
+        return out
+    gone = np.sort(np.concatenate(left_out))
+    return out.dropping(Drop("fetch", "left out by the dataset", ids[gone]))
 
 
 def interleave(parts: Sequence[Block], order: Ints) -> Block:

@@ -133,9 +133,10 @@ class Pools:
             stream.window.limit = 2 * workers + 2 if index in self._throttles else workers + 1
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and those of a step pipeline that is read."""
         for executor in self._executors.values():
             executor.close()
+        self._plan.nodes[0].op.readers.rest()
 
 
 def _refuse(tasks: Iterable[Any], window: int, ordered: bool = True) -> Iterator[Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from headrace.run.executor import ExecutorConfig, Group
+from headrace.run.failure import shorten
 from headrace.steps.chain import Chain
 from headrace.steps.flow import StageFlow
 from headrace.steps.seeded import SeededChain
@@ -35,7 +37,7 @@ def config(settings: Settings) -> ExecutorConfig:
             place = {"seed": settings.seed, "first_step": done, "passes_on": number + 1 < len(settings.groups)}
             factory = partial(SeededChain, steps, settings.on_error, passes_failed=passes, **place)
         if settings.assign is not None:
-            factory = partial(KeyedChain, factory)
+            factory = partial(NumberedChain, factory)
         groups.append(Group(factory, count))
         done += len(steps)
     return ExecutorConfig(
@@ -49,8 +51,19 @@ def config(settings: Settings) -> ExecutorConfig:
     )
 
 
-class KeyedChain:
-    """A chain for `assign=`: the items of a batch are not neighbours, so each comes with its index and leaves alone."""
+def by_number(settings: Settings) -> ExecutorConfig:
+    """The executor of a dataset: any (number, item) in any order, each answered by the list of its outputs."""
+    plain = config(settings)
+    (group,) = plain.groups
+    return replace(
+        plain,
+        groups=(Group(partial(NumberedChain, group.factory), group.workers),),
+        describe=lambda numbered: f"row {numbered[0]}: {shorten(numbered[1])}",
+    )
+
+
+class NumberedChain:
+    """A chain for items that are not neighbours: each comes with its index and leaves alone."""
 
     def __init__(self, factory: Callable[[], Chain]) -> None:
         """Build the chain."""

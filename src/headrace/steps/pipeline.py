@@ -6,11 +6,11 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from time import monotonic
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from headrace.errors import Cancelled, ConfigError, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
@@ -22,6 +22,9 @@ from headrace.steps.settings import Mode, OnError, Runner, Settings, Workers, as
 from headrace.steps.shuffle import shuffled
 from headrace.steps.source import Chained, IterableSource, QueueSource
 from headrace.steps.statistics import Ledger, Statistics, bottleneck
+
+if TYPE_CHECKING:
+    from headrace.io import Dataset
 
 
 class Options(TypedDict, total=False):
@@ -182,6 +185,16 @@ class Pipeline:
         self._open_queue()
         assert self._executor is not None and self._queue_source is not None
         self._queue_source.sources.append(make(self._executor, self._kind))
+
+    def dataset(self, name: str, items: Sequence[Any], *, field: str | None = None) -> Dataset:
+        """A dataset for `headrace.Pipeline` whose row `k` is what the steps make of `items[k]`; see `headrace.steps.dataset`.
+
+        A row is a mapping, or any other value (an array, say) under the name `field`. This pipeline itself runs nothing
+        for it and may be closed; each data pipeline that reads the dataset has workers of its own.
+        """
+        from headrace.steps.dataset import make_dataset
+
+        return make_dataset(self.settings, name, items, field)
 
     # -- what it says -----------------------------------------------------------------------------------------
 
