@@ -165,8 +165,7 @@ def interleave(parts: Sequence[Block], order: Ints) -> Block:
     for name in columns[0] or {}:
         same = [c[name] for c in columns if c is not None]
         if all(isinstance(c, Text) for c in same):
-            rows = [row for c in same for row in c.to_views()]  # type: ignore[union-attr]
-            merged[name] = Text.from_bytes([rows[i] for i in order.tolist()])
+            merged[name] = _shuffled(same, order)  # type: ignore[arg-type]
         elif all(isinstance(c, Ragged) for c in same):
             merged[name] = Ragged(*_scatter([(c.values, c.offsets) for c in same], order))  # type: ignore[union-attr]
         elif all(isinstance(c, np.ndarray) for c in same) and len({(c.dtype, c.shape[1:]) for c in same}) == 1:  # type: ignore[union-attr]
@@ -174,6 +173,20 @@ def interleave(parts: Sequence[Block], order: Ints) -> Block:
         else:
             merged[name] = take_column(concat_columns(same), order)
     return Block(parts[0].lane, origin, merged, None, tuple(d for part in parts for d in part.drops))
+
+
+def _shuffled(parts: Sequence[Text], order: Ints) -> Column:
+    """Texts in the order of their concatenation's index, as `str`: they are copied here, and decoded anyway where they are used.
+
+    Bytes that are not UTF-8 stay bytes; who wants them as text says which row it is.
+    """
+    rows: list[Any]
+    try:
+        rows = [row for part in parts for row in part.to_str()]
+        return [rows[i] for i in order.tolist()]
+    except UnicodeDecodeError:
+        rows = [row for part in parts for row in part.to_views()]
+        return Text.from_bytes([rows[i] for i in order.tolist()])
 
 
 def _place(parts: Sequence[NDArray[Any]], order: Ints) -> NDArray[Any]:
