@@ -12,14 +12,30 @@ from pipeline_recipes import Recipe, deep_recipes, seen, settings_of_a_run
 
 from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
 
-LAW = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
+LAW = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
 CUT = st.sampled_from([1, 4, 13, 40])
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off"}
 
 
+CHAINS = given(deep_recipes(), st.lists(st.integers(0, 9), max_size=6), CUT)
+
+
 @LAW
-@given(deep_recipes(), st.lists(st.integers(0, 9), max_size=6), CUT)
+@CHAINS
 def test_any_chain_of_resumes_delivers_the_whole_stream(recipe: Recipe, stops: list[int], cut: int) -> None:
+    resume_in_a_chain(recipe, stops, cut)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(LAW, max_examples=4000)
+@CHAINS
+def test_thousands_of_chains_do(recipe: Recipe, stops: list[int], cut: int) -> None:
+    resume_in_a_chain(recipe, stops, cut)
+
+
+def resume_in_a_chain(recipe: Recipe, stops: list[int], cut: int) -> None:
+    """Take some batches, save, restore, and so on to the end."""
     whole = [seen(item) for item in recipe.build(**QUIET)]
     got: list[Any] = []
     state = None
@@ -34,7 +50,7 @@ def test_any_chain_of_resumes_delivers_the_whole_stream(recipe: Recipe, stops: l
     assert got == whole
 
 
-@settings(LAW, max_examples=60)
+@LAW
 @given(deep_recipes(), st.integers(0, 25), st.integers(0, 9), CUT, settings_of_a_run())
 def test_a_resumed_run_has_the_checkpoints_of_one_that_never_stopped(
     recipe: Recipe, first: int, second: int, cut: int, options: dict[str, Any]

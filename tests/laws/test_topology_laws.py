@@ -6,11 +6,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_recipes import Recipe, recipes, seen
 
-LAW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+LAW = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
 LEGS = st.lists(st.tuples(st.one_of(st.integers(1, 4), st.integers(1, 12)), st.integers(0, 4)), min_size=1, max_size=3)
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off"}
 
@@ -41,9 +42,25 @@ def fertile(recipe: Recipe) -> bool:
     return any(0 < n % 10 <= 3 and (recipe.keep is None or n % recipe.keep) for n in numbers)
 
 
+RESIZED = given(recipes(max_lanes=12).map(endless).filter(fertile), LEGS, st.sampled_from([1, 7, 1024]))
+
+
 @LAW
-@given(recipes(max_lanes=12).map(endless).filter(fertile), LEGS, st.sampled_from([1, 7, 1024]))
+@RESIZED
 def test_resized_runs_deliver_the_single_process_stream(recipe: Recipe, legs: list[tuple[int, int]], cut: int) -> None:
+    resize(recipe, legs, cut)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(LAW, max_examples=4000)
+@RESIZED
+def test_thousands_of_resized_runs_do(recipe: Recipe, legs: list[tuple[int, int]], cut: int) -> None:
+    resize(recipe, legs, cut)
+
+
+def resize(recipe: Recipe, legs: list[tuple[int, int]], cut: int) -> None:
+    """Run the legs, each of some groups and steps, and compare with a run of one group."""
     total = sum(groups * steps for groups, steps in legs)
     alone = iter(recipe.build(cut_every=cut, **QUIET))
     expected = [seen(item) for item in islice(alone, total)]
@@ -66,7 +83,7 @@ def test_resized_runs_deliver_the_single_process_stream(recipe: Recipe, legs: li
     assert [delivered[j] for j in range(total)] == expected
 
 
-@settings(LAW, max_examples=40)
+@settings(LAW, max_examples=80)
 @given(recipes(max_lanes=6).map(endless).filter(fertile), st.integers(1, 8), st.integers(0, 6))
 def test_ranks_that_compute_the_same_lane_agree_on_it(recipe: Recipe, groups: int, steps: int) -> None:
     lanes: dict[str, Any] = {}
@@ -82,7 +99,7 @@ def test_ranks_that_compute_the_same_lane_agree_on_it(recipe: Recipe, groups: in
     assert sorted(map(int, lanes)) == list(range(recipe.lanes))
 
 
-@settings(LAW, max_examples=25)
+@settings(LAW, max_examples=60)
 @given(
     recipes(max_lanes=3).map(endless).filter(fertile),
     st.integers(1, 3),
