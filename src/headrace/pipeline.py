@@ -14,28 +14,22 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import fields, replace
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
+from headrace.builder import Chain
 from headrace.core import checkpoint as ckpt
 from headrace.core.accept import Target, take_over
 from headrace.core.checkpoint import LaneState
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
 from headrace.core.part import split
-from headrace.core.plan import PLACEMENTS, Node, Plan, compile_plan, describe, in_recipe, with_fetch_fields
-from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError, UnknownOptionError
+from headrace.core.plan import Node, Plan, compile_plan, describe, in_recipe, with_fetch_fields
+from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.io.notes import Notes
 from headrace.io.options import StoreOptions
 from headrace.observe.summary import PipelineSummary, summarize
-from headrace.ops.batch import Batch
-from headrace.ops.fetch import Fetch, SharedReaders
-from headrace.ops.map import Filter, MapBatch, MapBlock, MapTransform, Materialize, Select, require_callable
-from headrace.ops.pack.flat import PackFlat
-from headrace.ops.shuffle import Shuffle
-from headrace.ops.tokenize import Tokenize
-from headrace.options import OnError, RuntimeOptions
 from headrace.run.aggregate import Aggregation, Codec
 from headrace.run.board import Board, open_board
 from headrace.run.consumer import Consumer, Producer
@@ -48,7 +42,7 @@ from headrace.run.uneven_plan import Ending, Run, launchers_store, plan_ending
 from headrace.work import WorkSource
 
 
-class Pipeline:
+class Pipeline(Chain):
     """A chain of operators over a work source.
 
     >>> from headrace.io import Dataset, InMemoryShard
@@ -61,14 +55,11 @@ class Pipeline:
 
     def __init__(self, work_source: WorkSource) -> None:
         """Begin a chain with the implicit fetch."""
-        self.work_source = work_source
-        self._datasets = dict(work_source.datasets_by_id)
-        self._options = RuntimeOptions()
-        self._fetch = Node(Fetch(SharedReaders(self._datasets)))
-        self._nodes: list[Node] = []
-        self._prepared: tuple[Node, ...] | None = None
+        super().__init__(work_source)
         self._iterator: weakref.ref[PipelineIterator] | None = None
         self._pending: dict[str, Any] | None = None
+        self._pending_fits = True
+        """Whether the restored state has been compared with the chain as it is now."""
         self._adopted_lanes: int | None = None
         self._last: tuple[int, dict[int, LaneState]] | None = None
         self._part: tuple[int, int] | None = None
@@ -78,153 +69,15 @@ class Pipeline:
         """Says where else batches of this pipeline are delivered, if they are: a checkpoint taken here would not know of them."""
         self._summary: PipelineSummary | None = None
 
-    # -- building ------------------------------------------------------------------------------------
-
-    def _add(
-        self, op: Any, parallelism: int | None = None, placement: str = "auto", on_error: OnError | None = None
-    ) -> Pipeline:
-        if placement not in PLACEMENTS:
-            raise ConfigError(f"{op.name}(placement={placement!r}): choose one of {', '.join(map(repr, PLACEMENTS))}")
-        if on_error is not None and on_error not in get_args(OnError):
-            raise ConfigError(
-                f"{op.name}(on_error={on_error!r}): choose one of {', '.join(map(repr, get_args(OnError)))}"
-            )
-        if parallelism is not None and (isinstance(parallelism, bool) or parallelism < 1):
-            raise ConfigError(f"{op.name}(parallelism={parallelism!r}): give at least 1, or None for the default")
-        self._changed()
-        self._nodes.append(Node(op, parallelism, placement, on_error))
-        return self
+    def __getstate__(self) -> dict[str, Any]:
+        """The chain, the options and a restored state that waits; a run does not travel."""
+        return {**self.__dict__, "_iterator": None, "_last": None, "elsewhere": None, "_summary": None}
 
     def _changed(self) -> None:
         if self._running is not None:
             raise RuntimeError("the pipeline is being iterated: close its iterator before changing it")
-        self._prepared = self._last = None
-
-    def fetch_parallelism(self, parallelism: int | None, max_batch: int | None = None) -> Pipeline:
-        """Workers of the implicit fetch, and rows in the blocks that workers take at a time."""
-        return self.fetch(parallelism, max_batch)
-
-    def fetch(self, parallelism: int | None = None, max_batch: int | None = None) -> Pipeline:
-        """Configure the implicit fetch; None leaves a setting as it is by default."""
-        for name, value in (("parallelism", parallelism), ("max_batch", max_batch)):
-            if value is not None and value < 1:
-                raise ConfigError(f"fetch({name}={value!r}): give at least 1, or None for the default")
-        self._changed()
-        self._fetch = Node(self._fetch.op, parallelism, self._fetch.placement, self._fetch.on_error)
-        if max_batch is not None:
-            self._options = self._options.updated(micro_batch=max_batch)
-        return self
-
-    def select(self, *fields: str) -> Pipeline:
-        """Keep only these payload fields. Fields that nothing downstream reads are not even decoded."""
-        return self._add(Select(fields))
-
-    def decode_text(
-        self,
-        parallelism: int | None = None,
-        *,
-        placement: str = "auto",
-        on_error: OnError | None = None,
-        **settings: Any,
-    ) -> Pipeline:
-        """Bytes to text: `fields=("text",)`, `encoding`, `errors`, `normalize_newlines`, `lowercase`."""
-        from headrace.ops.decode import DecodeText
-
-        return self._add(_make(DecodeText, "decode_text", settings), parallelism, placement, on_error)
-
-    def map_transform(
-        self,
-        fn: Callable[[Any], Any],
-        *,
-        drop_none: bool = True,
-        placement: str = "auto",
-        parallelism: int | None = None,
-        on_error: OnError | None = None,
-    ) -> Pipeline:
-        """`fn(payload) -> payload`, one record at a time; None drops the record."""
-        require_callable(fn, "map_transform")
-        return self._add(MapTransform(fn, drop_none, self._options.auto_validation), parallelism, placement, on_error)
-
-    def map_block(
-        self,
-        fn: Callable[[dict[str, Any]], Any],
-        *,
-        reads: Iterable[str] | None = None,
-        placement: str = "auto",
-        parallelism: int | None = None,
-    ) -> Pipeline:
-        """`fn(columns) -> columns`: the vectorised form of `map_transform`; see `headrace.ops.map.MapBlock`."""
-        require_callable(fn, "map_block")
-        op = MapBlock(fn, None if reads is None else frozenset(reads), self._options.auto_validation)
-        return self._add(op, parallelism, placement)
-
-    def filter(
-        self,
-        predicate: Callable[[Any], Any],
-        *,
-        placement: str = "auto",
-        parallelism: int | None = None,
-        on_error: OnError | None = None,
-    ) -> Pipeline:
-        """Keep the records for which `predicate(payload)` is true; the others are counted as dropped."""
-        require_callable(predicate, "filter")
-        return self._add(Filter(predicate), parallelism, placement, on_error)
-
-    def tokenize(
-        self,
-        tokenizer: Any = None,
-        tokenizer_id: Any = None,
-        *,
-        placement: str = "auto",
-        parallelism: int | None = None,
-        on_error: OnError | None = None,
-        **settings: Any,
-    ) -> Pipeline:
-        """Text to token ids; every setting is a field of `headrace.ops.tokenize.Tokenize`."""
-        return self._add(
-            _make(Tokenize, "tokenize", settings, tokenizer, tokenizer_id), parallelism, placement, on_error
-        )
-
-    def shuffle(self, buffer_size: int | None = None, **settings: Any) -> Pipeline:
-        """Reorder records through a buffer (8192 by default); settings are fields of `headrace.ops.shuffle.Shuffle`."""
-        placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
-        return self._add(
-            _make(Shuffle, "shuffle", settings, 8192 if buffer_size is None else buffer_size), parallelism, placement
-        )
-
-    def pack_flat(self, max_length: int, **settings: Any) -> Pipeline:
-        """Rows of exactly `max_length` tokens; settings are fields of `headrace.ops.pack.flat.PackFlat`."""
-        placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
-        return self._add(_make(PackFlat, "pack_flat", settings, max_length), parallelism, placement)
-
-    def materialize(self, placement: str = "auto", parallelism: int | None = None) -> Pipeline:
-        """Pass records on unchanged: a place for a stage boundary."""
-        return self._add(Materialize(), parallelism, placement)
-
-    def batch(self, microbatch_size: int, *, drop_last: bool = True, placement: str = "auto") -> Pipeline:
-        """Group rows of a lane into `SampleBatch` objects of `microbatch_size` rows."""
-        return self._add(Batch(microbatch_size, drop_last), None, placement)
-
-    def map_batch(
-        self,
-        fn: Callable[[Any], Any],
-        *,
-        drop_none: bool = True,
-        placement: str = "auto",
-        parallelism: int | None = None,
-    ) -> Pipeline:
-        """`fn(SampleBatch) -> anything`; None drops the batch. The result is what the loop receives."""
-        require_callable(fn, "map_batch")
-        return self._add(MapBatch(fn, drop_none), parallelism, placement)
-
-    def options(self, **hints: Any) -> Pipeline:
-        """Set runtime options by name; see `headrace.options.RuntimeOptions`."""
-        updated = self._options.updated(**hints)
-        self._changed()
-        self._options = updated
-        if "io_options" in hints:
-            self._fetch = Node(Fetch(SharedReaders(self._datasets, hints["io_options"])), self._fetch.parallelism)
-        return self
+        super()._changed()
+        self._last, self._pending_fits = None, False
 
     # -- compiling -----------------------------------------------------------------------------------
 
@@ -243,13 +96,15 @@ class Pipeline:
             for node in self._nodes:
                 if hasattr(node.op, "prepare"):
                     notes = Notes("encoders", StoreOptions.from_any(self._options.io_options))
-                    sample = sample_before(nodes, self.work_source.lane(0, self.topology.lanes))
+                    packed = any(hasattr(before.op, "assemble") for before in nodes)  # rows that a sample cannot show
+                    sample = None if packed else sample_before(nodes, self.work_source.lane(0, self.topology.lanes))
                     node = replace(node, op=node.op.prepare(sample, notes))
                 if hasattr(node.op, "validation"):
                     node = replace(node, op=replace(node.op, validation=self._options.auto_validation))
                 if hasattr(node.op, "with_components"):
                     node = replace(node, op=node.op.with_components(self.work_source.component_ids()))
                 nodes.append(node)
+            self._fetch.op.readers.rest()  # a step pipeline's workers, if the sample needed them
             self._prepared = tuple(nodes)
         return self._prepared
 
@@ -342,6 +197,8 @@ class Pipeline:
         return None if iterator is None or iterator.closed else iterator
 
     def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
+        if self._pending is not None and not self._pending_fits:
+            self._pending, self._pending_fits = self._taken_over(self._pending, ()), True
         topology = self.topology
         if self._pending is not None:
             return ckpt.require_lanes(self._pending, topology.computed), int(self._pending["position"]), topology
@@ -443,15 +300,18 @@ class Pipeline:
         states = state if isinstance(state, (list, tuple)) else [state]
         if not states:
             raise CheckpointError("restore([]): there is no checkpoint in the list")
-        merged = ckpt.merge([ckpt.from_any(s) for s in states])
+        merged = self._taken_over(ckpt.merge([ckpt.from_any(s) for s in states]), accept)
+        topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
+        ckpt.require_lanes(merged, topology.computed)
+        self._pending, self._pending_fits, self._adopted_lanes = merged, True, topology.lanes
+        self.restores += 1
+
+    def _taken_over(self, merged: dict[str, Any], accept: Collection[str]) -> dict[str, Any]:
+        """A state as one of this pipeline. CheckpointMismatch for differences that are not accepted."""
         asked = self._options.canonical_replicas
         if asked is not None and asked != merged["canonical_replicas"]:
             raise CheckpointMismatch([f"canonical_replicas: {merged['canonical_replicas']} -> {asked}"])
-        merged = take_over(merged, Target(self.recipe(), self.work_source, self._operators()), accept)
-        topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
-        ckpt.require_lanes(merged, topology.computed)
-        self._pending, self._adopted_lanes = merged, topology.lanes
-        self.restores += 1
+        return take_over(merged, Target(self.recipe(), self.work_source, self._operators()), accept)
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -496,18 +356,6 @@ class Pipeline:
         log = self._options.digest_log and f"{self._options.digest_log}.{part}-{parts}"
         copied._options = self._options.updated(mtp_mode=False, progress=False, digest_log=log)
         return copied
-
-
-Op = TypeVar("Op")
-
-
-def _make(kind: Callable[..., Op], method: str, settings: dict[str, Any], *given: Any) -> Op:
-    """An operator from a method's keyword arguments; a name that it does not have is refused with the nearest it has."""
-    known = {field.name for field in fields(kind) if field.init and not field.name.startswith("_")}  # type: ignore[arg-type]
-    for name in settings:
-        if name not in known:
-            raise UnknownOptionError(f"argument of {method}()", name, known)
-    return kind(*given, **settings)
 
 
 def _cpus() -> int:

@@ -171,8 +171,8 @@ def test_misspelt_names_are_refused_at_once() -> None:
     [
         (lambda p: p.map_batch(len), "call batch\\(\\) before it"),
         (lambda p: p.batch(2).filter(bool), "only map_batch"),
-        (lambda p: p.map_transform(double, parallelism=0), "parallelism=0"),
-        (lambda p: p.fetch(max_batch=0), "max_batch=0"),
+        (lambda p: p.map_transform(double, parallelism=0), "map_transform: parallelism .* must be at least 1, found 0"),
+        (lambda p: p.fetch(max_batch=0), "fetch: max_batch .* at least 1, found 0"),
         (lambda p: p.batch(0), "microbatch_size"),
         (lambda p: p.pack_flat(8, algorithm="wrap").pack_flat(8, algorithm="wrap"), "after another packing operator"),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.arguments import whole_number
+from headrace.arguments import flag, whole_number
 from headrace.core.block import Block, Drop, Ints, Origin, concat_blocks
 from headrace.core.op import Fields
 from headrace.core.tokens import count_tokens
@@ -26,9 +26,10 @@ class Batch:
     drop_last: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse sizes below one."""
+        """Refuse sizes below one, and what is no flag."""
         size = whole_number("batch: microbatch_size", self.microbatch_size, 1)
         object.__setattr__(self, "microbatch_size", size)
+        flag("batch: drop_last", self.drop_last)
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from headrace.core.block import MISSING, Block, Column, Text, field_roots, to_list
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.errors import ConfigError, RecordError
+from headrace.ops.named_fields import look_for
 
 CR = 13
 
@@ -64,6 +65,11 @@ class DecodeText:
             "normalize_newlines": self.normalize_newlines,
             "lowercase": self.lowercase,
         }
+
+    def prepare(self, sample: Block | None, notes: Any = None) -> DecodeText:
+        """Look for the fields in the first records."""
+        look_for("decode_text", self.fields, sample)
+        return self
 
     def needs(self, downstream: Fields) -> Fields:
         """What is wanted further down, and the fields decoded: a record whose unused field is bad is bad in any plan."""

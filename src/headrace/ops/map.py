@@ -20,6 +20,7 @@ from headrace.core.block import Block, Column, Drop, Ragged, Text, field_roots, 
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.core.tokens import HIDDEN
 from headrace.errors import ConfigError, OperatorError
+from headrace.ops.named_fields import look_for
 from headrace.options import Validation
 
 CHECKED: Final = 4
@@ -64,7 +65,7 @@ class MapTransform:
                 try:
                     if unchecked[0]:
                         unchecked[0] -= 1
-                        self._check(payload)
+                        _check_twice(f"{self.name}({function_name(self.fn)})", self.fn, payload, self.validation)
                     result = self.fn(dict(payload) if type(payload) is dict else payload)
                 except OperatorError:
                     raise
@@ -82,22 +83,13 @@ class MapTransform:
 
         return transform
 
-    def _check(self, payload: Any) -> None:
-        first, second = self.fn(copy.deepcopy(payload)), self.fn(copy.deepcopy(payload))
-        if not same(first, second):
-            _complain(
-                self.validation,
-                f"map_transform({function_name(self.fn)}) gave two results for one record, so a resumed run would differ: "
-                f"{_short(first)} and then {_short(second)}. Make it a function of its argument alone (seed any randomness "
-                "from the record), or switch this check off with options(auto_validation='off').",
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Keep the records for which `predicate(payload)` is true."""
 
     predicate: Callable[[Any], Any]
+    validation: Validation = "strict"
     name: str = "filter"
 
     def describe(self) -> dict[str, Any]:
@@ -110,12 +102,19 @@ class Filter:
 
     def worker(self) -> Worker:
         """A function over blocks that asks per record."""
+        unchecked = [CHECKED if self.validation != "off" else 0]
 
         def keep(block: Block, bad: BadRows) -> Block:
             kept, dropped = [], []
             for i, payload in enumerate(_shown(block).payloads()):
                 try:
-                    (kept if self.predicate(payload) else dropped).append(i)
+                    if unchecked[0]:
+                        unchecked[0] -= 1
+                        where = f"{self.name}({function_name(self.predicate)})"
+                        _check_twice(where, lambda p: bool(self.predicate(p)), payload, self.validation)
+                    (kept if self.predicate(dict(payload) if type(payload) is dict else payload) else dropped).append(i)
+                except OperatorError:
+                    raise
                 except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
                     bad.add(i, error)
             return keep_rows(block, kept, dropped, self.name, "filtered")
@@ -242,13 +241,21 @@ class Select:
     name: str = "select"
 
     def __post_init__(self) -> None:
-        """At least one field."""
-        if not self.fields:
-            raise ConfigError("select() needs at least one field name")
+        """At least one name."""
+        given: tuple[Any, ...] = self.fields
+        if not given or not all(isinstance(field, str) and field for field in given):
+            raise ConfigError(
+                f"select() takes at least one field name, each an argument, found {', '.join(map(repr, given)) or 'none'}"
+            )
 
     def describe(self) -> dict[str, Any]:
         """The fields."""
         return {"fields": list(self.fields)}
+
+    def prepare(self, sample: Block | None, notes: Any = None) -> Select:
+        """Look for the fields in the first records."""
+        look_for("select", self.fields, sample)
+        return self
 
     def needs(self, downstream: Fields) -> Fields:
         """Of these, what is wanted downstream."""
@@ -337,6 +344,18 @@ def _is_one_value(column: Any) -> bool:
 
 def _plain(column: Column) -> Any:
     return column if isinstance(column, np.ndarray) else to_list(column)
+
+
+def _check_twice(where: str, fn: Callable[[Any], Any], payload: Any, validation: Validation) -> None:
+    """Complain if `fn` gives two results for copies of one record."""
+    first, second = fn(copy.deepcopy(payload)), fn(copy.deepcopy(payload))
+    if not same(first, second):
+        _complain(
+            validation,
+            f"{where} gave two results for one record, so a resumed run would differ: {_short(first)} and then {_short(second)}. "
+            "Make it a function of its argument alone (seed any randomness from the record), or switch this check off with "
+            "options(auto_validation='off').",
+        )
 
 
 def _complain(validation: Validation, message: str) -> None:

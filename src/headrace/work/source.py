@@ -122,6 +122,9 @@ class WorkSource(ABC):
         """One sample pointer by its global index."""
         raise NotImplementedError(f"{type(self).__name__} cannot look up sample {index}; draw chunks instead")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(sorted(self.component_ids()))})"
+
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} has no known length")
 

@@ -72,6 +72,29 @@ def test_a_function_that_disagrees_with_itself_is_named() -> None:
         run(MapTransform(draws, validation="off"), block)
 
 
+def test_a_predicate_that_disagrees_with_itself_is_named() -> None:
+    counter = itertools.count()
+
+    def coin(payload: dict[str, Any]) -> int:
+        return next(counter) % 2
+
+    block = block_of([{"x": 1}])
+    with pytest.raises(OperatorError, match=r"filter\(.*coin\) gave two results.*False and then True"):
+        run(Filter(coin), block)
+    with pytest.warns(RuntimeWarning, match="gave two results"):
+        run(Filter(coin, validation="warn"), block)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(Filter(coin, validation="off"), block)
+        run(Filter(lambda p: next(counter) + 1), block)  # other values, the same answer
+
+
+def test_a_predicate_that_edits_its_argument_edits_nothing() -> None:
+    rows = [{"x": 1}, {"x": 0}]
+    out, _ = run(Filter(lambda p: p.pop("x")), block_of(rows))
+    assert out.payloads() == [{"x": 1}] and rows == [{"x": 1}, {"x": 0}]
+
+
 def test_filter_counts_what_it_drops() -> None:
     out, bad = run(Filter(lambda p: 1 / p["x"] > 0.3), block_of([{"x": i} for i in range(5)]))
     assert [p["x"] for p in out.payloads()] == [1, 2, 3]
@@ -128,7 +151,7 @@ def test_select_keeps_fields_and_narrows_the_projection() -> None:
     out, _ = run(op, block_of(columns={"a": np.arange(2), "c": np.arange(2)}))
     assert list(out.columns or {}) == ["a"]
     assert run(op, block_of([{"b": 1, "z": 2}, 5]))[0].rows == [{"b": 1}, 5]
-    with pytest.raises(ConfigError, match="at least one field"):
+    with pytest.raises(ConfigError, match="at least one field name"):
         Select(())
 
 
