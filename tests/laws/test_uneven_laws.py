@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pipeline_recipes import Recipe, recipes, seen
 
@@ -221,6 +221,46 @@ def test_the_end_does_not_move_when_a_run_is_resumed(
     rest = groups_of(recipe, later, resumed, uneven=rule, batches_per_step=common)
     begun = [batch for step in zip(*first, strict=True) for batch in step]
     assert begun + global_stream(rest) == global_stream(whole)
+
+
+ENDS_APART = Recipe(
+    {"b": (54,), "c": (42,)},
+    {"b": 0.5, "c": 0.5},
+    {"chunk_size": 27, "exhausted_policy": "redistribute"},
+    batch={"microbatch_size": 3},
+    lanes=2,
+)
+"""Lanes of 14 and 18 batches: with four groups, some have one lane alone, which ends two of their turns before the last step."""
+
+
+@LAW
+@given(
+    recipes(max_lanes=5).map(plain),
+    st.integers(1, 4),
+    st.sampled_from(["drop", "pad", "keep"]),
+    st.sampled_from([1, 9]),
+)
+@example(ENDS_APART, 4, "pad", 1)
+def test_between_all_batches_to_the_end_checkpoints_are_those_of_one_group(
+    recipe: Recipe, groups: int, rule: str, cut: int
+) -> None:
+    lanes = lanes_of(recipe, without_tokens)
+    if not all(lanes):
+        return
+
+    def checkpoints(**options: Any) -> list[dict[str, Any]]:
+        pipeline = without_tokens(recipe, uneven=rule, cut_every=cut, **options, **QUIET)
+        return [pipeline.checkpoint(), *(pipeline.checkpoint() for _ in pipeline), pipeline.checkpoint()]
+
+    step = {} if rule == "keep" else {"batches_per_step": groups}
+    alone = checkpoints(**step)
+    for group in range(groups):
+        states = checkpoints(dp_degree=groups, dp_group_id=group, **step)
+        for number, state in enumerate(states[:-1]):
+            if rule != "keep" or number * groups <= len(dense(lanes)):
+                assert state["position"] == alone[number * groups]["position"]
+                assert all(held == alone[number * groups]["lanes"][lane] for lane, held in state["lanes"].items())
+        assert states[-1] == states[-2]
 
 
 def test_without_a_place_to_agree_the_run_does_not_begin() -> None:

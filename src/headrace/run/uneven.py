@@ -224,6 +224,8 @@ class PadStream(EvenStream):
 
     def put_back(self, turn: Turn, message: Message) -> None:
         """Undo a `pull`, also of a masked batch."""
+        if isinstance(message, End):
+            del self._ended[turn.lane]
         if isinstance(message, (Block, Item)):
             rest, self._turns = self._turns, iter(())
             self._turns = _chain(self._turn, rest)
