@@ -162,7 +162,8 @@ class Chain:
     def pack_flat(self, max_length: int, **settings: Any) -> Self:
         """Rows of exactly `max_length` tokens; settings are fields of `headrace.ops.pack.flat.PackFlat`."""
         placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
-        return self._add(_make(PackFlat, "pack_flat", settings, max_length), parallelism, placement)
+        op = _make(PackFlat, "pack_flat", settings, max_length)
+        return self._add(op, parallelism, placement, op.on_error)
 
     def materialize(self, placement: str = "auto", parallelism: int | None = None) -> Self:
         """Pass records on unchanged: a place for a stage boundary."""

@@ -73,6 +73,9 @@ class DataChangedError(DataError):
 class RecordError(DataError):
     """One record that an operator cannot use."""
 
+    origin: tuple[int, ...] | None = None
+    """Its row of `Origin.ids`, where the operator knows it."""
+
 
 class PayloadTypeError(RecordError, TypeError):
     """A payload of a kind that an operator cannot read."""

@@ -59,11 +59,12 @@ class RuntimeOptions:
         flush_every_k_chunks: not given means 8 where a pipeline reorders or regroups records; None or 0 means never.
         mp_context, max_worker_retries, shutdown_mode: how worker processes start, are retried and end.
     Bad records
-        on_error: "raise", "skip" or "quarantine"; `max_errors` bounds the last two; `quarantine_path` is a JSONL file.
+        on_error: "raise", "skip" or "quarantine"; `max_errors` bounds the last two; `quarantine_path` is a JSONL file, to which
+            each refused record is written once, whatever a restored run repeats.
         auto_validation: user functions are called twice on the first records of a run and must agree.
     Digests
         digest: a 128-bit digest of every delivered batch. `digest_log` is the file that they are appended to, for
-            `headrace.verify`; `{rank}` in its name is replaced by the global rank.
+            `headrace.verify`. `{rank}` in its name, and in `quarantine_path`, is replaced by the global rank.
     Topology
         world_size, global_rank, dp_degree, dp_group_id, canonical_replicas, mapping_strategy.
     Collective checkpoints (optional)
@@ -163,6 +164,7 @@ class RuntimeOptions:
             raise ConfigError(f"option aggregate_timeout_s={seconds!r}: give seconds above 0")
         if self.on_error == "quarantine" and self.quarantine_path is None:
             raise ConfigError("option on_error='quarantine' needs quarantine_path=..., the JSONL file to write to")
+        self._check_ranks("quarantine_path")
         if self.aggregate_dir is not None and self.aggregate_store is not None:
             raise ConfigError(
                 f"options aggregate_dir={self.aggregate_dir!r} and aggregate_store={self.aggregate_store!r}: give one of the two"
@@ -200,10 +202,14 @@ class RuntimeOptions:
             raise ConfigError(
                 f"option digest_log={self.digest_log!r} without digest=True: nothing would be written to it"
             )
-        if self.world_size > 1 and "{rank}" not in self.digest_log:
+        self._check_ranks("digest_log")
+
+    def _check_ranks(self, name: str) -> None:
+        path = getattr(self, name)
+        if path is not None and self.world_size > 1 and "{rank}" not in path:
             raise ConfigError(
-                f"option digest_log={self.digest_log!r} with world_size={self.world_size}: every rank would write to one file; put "
-                "{rank} in its name"
+                f"option {name}={path!r} with world_size={self.world_size}: every rank would write to one file; put {{rank}} in "
+                "its name"
             )
 
     def _check_topology(self) -> None:
@@ -230,6 +236,11 @@ class RuntimeOptions:
     def lanes(self) -> int:
         """Lanes of the whole run, fixed for its life."""
         return self.groups if self.canonical_replicas is None else self.canonical_replicas
+
+    @property
+    def quarantine_file(self) -> str | None:
+        """This rank's quarantine file."""
+        return None if self.quarantine_path is None else self.quarantine_path.replace("{rank}", str(self.global_rank))
 
     @property
     def digest_path(self) -> str | None:

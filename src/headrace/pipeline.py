@@ -101,6 +101,8 @@ class Pipeline(Chain):
                     node = replace(node, op=node.op.prepare(sample, notes))
                 if hasattr(node.op, "validation"):
                     node = replace(node, op=replace(node.op, validation=self._options.auto_validation))
+                if node.stateful and hasattr(node.op, "on_error"):
+                    node = replace(node, op=replace(node.op, on_error=node.on_error or self._options.on_error))
                 if hasattr(node.op, "with_components"):
                     node = replace(node, op=node.op.with_components(self.work_source.component_ids()))
                 nodes.append(node)
@@ -354,7 +356,10 @@ class Pipeline(Chain):
         copied._iterator, copied._last, copied._part, copied.elsewhere = None, None, (part, parts), None
         copied._pending = None if anew else self._pending
         log = self._options.digest_log and f"{self._options.digest_log}.{part}-{parts}"
-        copied._options = self._options.updated(mtp_mode=False, progress=False, digest_log=log)
+        refused = self._options.quarantine_path
+        if refused is not None and parts > 1:
+            refused = f"{refused}.{part}-{parts}"
+        copied._options = self._options.updated(mtp_mode=False, progress=False, digest_log=log, quarantine_path=refused)
         return copied
 
 

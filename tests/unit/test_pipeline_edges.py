@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import warnings
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +178,64 @@ def test_a_chain_that_is_changed_after_restore_is_compared_again() -> None:
     pipeline.restore(state)
     with pytest.raises(CheckpointMismatch, match="canonical_replicas: 1 -> 2"):
         iter(pipeline.options(canonical_replicas=2))
+
+
+# -- refused records, once each ---------------------------------------------------------------------
+
+
+def refuses_fives(payload: dict[str, Any]) -> dict[str, Any]:
+    if payload["x"] % 5 == 0:
+        raise ValueError("a multiple of five")
+    return payload
+
+
+@pytest.mark.parametrize("runner", ["inline", "threads"])
+def test_a_restored_run_lists_no_refused_record_twice(tmp_path: Path, runner: str) -> None:
+    bad = tmp_path / "bad.jsonl"
+
+    def build() -> Pipeline:
+        pipeline = Pipeline(source(shuffle_within_shard=True, chunk_size=10)).map_transform(refuses_fives).batch(3)
+        return pipeline.options(runner=runner, on_error="quarantine", quarantine_path=bad)
+
+    state = None
+    for _ in range(20):
+        pipeline = build()
+        if state is not None:
+            pipeline.restore(state)
+        running = iter(pipeline)
+        if next(running, None) is None:
+            break
+        state = pipeline.checkpoint()
+        running.close()
+    lines = [json.loads(line) for line in bad.read_text().splitlines()]
+    assert sorted(line["row"] for line in lines) == [0, 5, 10, 15]
+    assert lines[0]["reason"] == "ValueError: a multiple of five"
+
+
+def test_what_a_killed_run_left_half_written_is_written_again(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    pipeline = Pipeline(source()).map_transform(refuses_fives).batch(4)
+    pipeline.options(on_error="quarantine", quarantine_path=str(bad))
+    list(pipeline)
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:-20])
+    list(pipeline)
+    assert bad.read_bytes() == whole
+
+
+def test_a_record_refused_in_another_pass_is_another_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    twice = source(stop_after_passes=2)
+    pipeline = Pipeline(twice).map_transform(refuses_fives).batch(4)
+    list(pipeline.options(on_error="quarantine", quarantine_path=str(bad)))
+    assert [json.loads(line)["row"] for line in bad.read_text().splitlines()] == [0, 5, 10, 15] * 2
+
+
+def test_each_rank_has_a_quarantine_file_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"quarantine_path='bad.jsonl' with world_size=2.*put \{rank\} in its name"):
+        Pipeline(source()).options(on_error="quarantine", quarantine_path="bad.jsonl", world_size=2)
+    pipeline = Pipeline(source()).map_transform(refuses_fives).batch(4)
+    name = str(tmp_path / "bad.{rank}.jsonl")
+    shape = {"world_size": 2, "global_rank": 1, "uneven": "keep"}
+    list(pipeline.options(on_error="quarantine", quarantine_path=name, **shape))
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.1.jsonl"]

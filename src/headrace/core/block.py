@@ -24,6 +24,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.refusal import Refusal
+
 Ints = NDArray[np.int64]
 
 
@@ -297,12 +299,16 @@ class Origin:
 
 
 class Drop(NamedTuple):
-    """Samples that end here, and why. `ids` int64 `[k, 7]`; `tokens` lost with them (or from within them)."""
+    """Samples that end here, and why. `ids` int64 `[k, 7]`; `tokens` lost with them (or from within them).
+
+    `refusal`: what is to be logged of a record that a stateful operator refused.
+    """
 
     operator: str
     reason: str
     ids: Ints
     tokens: int = 0
+    refusal: Refusal | None = None
 
 
 @dataclass(slots=True)

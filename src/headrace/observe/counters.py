@@ -7,7 +7,7 @@ someone asks, or once in `SETTLE_EVERY` batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +46,8 @@ class Counters:
     dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
     dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: int = 0
+    log: Callable[[Drop], None] | None = None
+    """Told of each record that a stateful operator refused."""
 
     def hand_out(self, ids: Ints) -> None:
         """Count pointers leaving the curriculum."""
@@ -57,6 +59,9 @@ class Counters:
         for drop in drops:
             for dataset, n in _by_dataset(drop.ids[drop.ids[:, PIECE] == 0]):
                 self.dropped[dataset, drop.operator, drop.reason] += n
+            if drop.refusal is not None and self.log is not None:
+                self.refused += 1
+                self.log(drop)
             if drop.tokens:
                 self.dropped_tokens[drop.operator, drop.reason] += drop.tokens
 

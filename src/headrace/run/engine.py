@@ -67,7 +67,8 @@ class Engine:
             [OperatorCounters(node.op.name) for node in plan.nodes], {i: d.name for i, d in datasets.items()}
         )
         self._datasets = datasets
-        self._faults = FaultLog(options.max_errors, options.quarantine_path, self._locate)
+        self._faults = FaultLog(options.max_errors, options.quarantine_file, self._locate)
+        self.counters.log = self._faults.add_drop
         self._pools = Pools(plan, options)
         self._stats = {id(node): count for node, count in zip(plan.nodes, self.counters.operators, strict=True)}
         shop = Workshop(

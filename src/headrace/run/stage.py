@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, Block, Drop, Ints
 from headrace.core.op import BadRows, Stateless, Worker
+from headrace.core.refusal import Refusal
 from headrace.errors import DataError, HeadraceError
 from headrace.options import OnError
 
@@ -139,8 +139,8 @@ def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, 
         at, error = bad.rows[k], bad.errors[k]
         ids = block.origin.slice(at, at + 1).ids
         reason = f"{policy}: {type(error).__name__}"
-        shown = _json(None if payloads is None else payloads[at]) if policy == "quarantine" else b""
-        faults.append(Fault(name, _cause(error), ids[0], shown))
+        refusal = Refusal.of(error, None if payloads is None else payloads[at], keep=policy == "quarantine")
+        faults.append(Fault(name, refusal.cause, ids[0], refusal.payload))
         drops.append(Drop(name, reason, ids))
     return out.dropping(*drops)
 
@@ -153,18 +153,3 @@ def _record_fault(name: str, block: Block, row: int, error: Exception) -> Record
 def _whole_block_fault(name: str, block: Block, error: Exception) -> RecordFault:
     ids = block.origin.ids[0].tolist() if len(block.origin.ids) else []
     return RecordFault(name, ids, error)
-
-
-def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _json(payload: Any) -> bytes:
-    try:
-        return msgspec.json.encode(payload, enc_hook=_readable)
-    except (TypeError, ValueError):
-        return msgspec.json.encode(repr(payload))
-
-
-def _readable(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else repr(value)

@@ -105,7 +105,10 @@ class AlignedFields:
         for row, payload in enumerate(block.rows or ()):
             if not isinstance(payload, Mapping):
                 found = f"a record must be a mapping with token ids, found {type(payload).__name__}"
-                raise PayloadTypeError(str(_error(block, row, found, "tokenize before packing")))
+                located = _error(block, row, found, "tokenize before packing")
+                error = PayloadTypeError(str(located))
+                error.origin = located.origin
+                raise error
         columns = block.as_columns()
         if self._learned():
             self._refuse_others(block, columns)
@@ -240,7 +243,9 @@ def _dtype(column: Column, row: int) -> np.dtype[Any]:
 
 def _error(block: Block, row: int, what: str, remedy: str) -> RecordError:
     dataset, shard, number = block.origin.ids[row, :3].tolist() if len(block.origin.ids) else (-1, -1, -1)
-    return RecordError(f"{_NAME}: {what} (dataset {dataset}, shard {shard}, row {number}); {remedy}")
+    error = RecordError(f"{_NAME}: {what} (dataset {dataset}, shard {shard}, row {number}); {remedy}")
+    error.origin = tuple(block.origin.ids[row].tolist()) if len(block.origin.ids) else None
+    return error
 
 
 def left_of_begun(fields: AlignedFields, documents: Block, begun: Ints) -> tuple[Drop, ...]:

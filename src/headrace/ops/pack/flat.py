@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from headrace.arguments import whole_number
 from headrace.core.block import Block, Origin
@@ -29,9 +29,11 @@ from headrace.ops.pack.bins import BinPacker, BinRules
 from headrace.ops.pack.domains import DomainGroups, DomainPacker, Packer, RowPacker, renumbered
 from headrace.ops.pack.fields import AlignedFields
 from headrace.ops.pack.first_fit import FirstFit
+from headrace.ops.pack.gate import Gate
 from headrace.ops.pack.ordered import OrderedPacker
 from headrace.ops.pack.shape import RowShape
 from headrace.ops.pack.wrap import WrapPacker
+from headrace.options import OnError
 
 PackingAlgorithm = Literal["first_fit", "best_fit", "wrap", "best_fit_wrap"]
 ShuffleStrategy = Literal["random", "length"]
@@ -42,6 +44,7 @@ _NAME: Final = "pack_flat"
 _CUTTING: Final = ("wrap", "best_fit_wrap")
 _FITTINGS: Final = {"first_fit": FirstFit, "best_fit": BestFit}
 _BINNING: Final = tuple(_FITTINGS)
+_NOT_DATA: Final = ("components", "on_error")
 _WHOLE: Final = (
     "max_length",
     "num_bins",
@@ -76,6 +79,8 @@ class PackFlat:
     max_candidate_age: int | None = None
     homogeneity: Homogeneity = "none"
     groups: DomainGroups | None = None
+    on_error: OnError | None = None
+    """What becomes of documents that cannot be packed; None is "raise", or in a pipeline what its options say."""
     components: tuple[tuple[str, int], ...] = ()
     """Names and ids of the components; `with_components` fills it in, for `homogeneity="group"` now or before a change."""
 
@@ -101,7 +106,7 @@ class PackFlat:
 
     def describe(self) -> dict[str, Any]:
         """Parameters that decide data."""
-        parameters = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "components"}
+        parameters = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NOT_DATA}
         return parameters | {"groups": None if self.groups is None else self.groups.describe()}
 
     def with_components(self, components: Mapping[str, int]) -> PackFlat:
@@ -143,6 +148,9 @@ class PackFlat:
         else:
             domains = None if self.groups is None else self.groups.domains(dict(self.components))
             packer = DomainPacker(lambda fields: self._packer(fields, lane), self._fields, domains, lane)
+        if self.on_error not in (None, "raise"):
+            whole = self.algorithm in _FITTINGS and self.drop_oversized is False
+            packer = Gate(packer, self._fields(), self.max_length if whole else None, self.on_error)
         if self.shuffle_strategy is None:
             return packer
         return OrderedPacker(packer, self.shuffle_strategy, self.shuffle_seed or 0, self.tokens_field, lane)
@@ -214,6 +222,7 @@ def _mode_problems(op: PackFlat) -> list[tuple[bool, str]]:
                 ("shuffle_strategy", op.shuffle_strategy, (None, "random", "length")),
                 ("flush_strategy", op.flush_strategy, ("fifo", "fullest")),
                 ("homogeneity", op.homogeneity, ("none", "full", "group")),
+                ("on_error", op.on_error, (None, *get_args(OnError))),
             )
         ),
         (
