@@ -261,3 +261,15 @@ def test_without_determinism_a_changed_run_loses_and_repeats_nothing(
     assert len(set(got)) == len(got)
     if plain:
         assert sorted(got) == sorted(tokens(list(new.build(**QUIET))))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 7, 256])
+def test_empty_documents_keep_their_place_in_what_a_new_packer_takes_over(micro_batch: int) -> None:
+    pack = {"max_length": 16, "algorithm": "wrap", "shuffle_strategy": "length"}
+    recipe = Recipe(
+        {"a": (40, 40)}, {"a": 1.0}, {"chunk_size": 48}, pack=pack, batch={"microbatch_size": 3}, flush=None
+    )
+    new = replace(recipe, pack={**pack, "max_length": 18})
+    _, state = begin(recipe, 1, cut_every=40)
+    rows = [seen(item) for item in goes_on(new, state, micro_batch=micro_batch)]
+    assert rows == [seen(item) for item in goes_on(new, state, micro_batch=40)]

@@ -177,7 +177,8 @@ class Documents:
             out = gone.get(key, [])
             begun[i] = max(unbroken_from(waiting, length), max((end for _, end in out), default=0))
             lost += sum(max(0, min(b, int(begun[i])) - a) for a, b in waiting) - sum(b - a for a, b in out)
-        left = np.flatnonzero(begun < lengths)
+        never = np.array([key not in gone for key in keys])  # an empty one has no token left, and still takes its place
+        left = np.flatnonzero((begun < lengths) | ((lengths == 0) & never))
         still = {keys[i]: [(int(begun[i]), _TO_THE_END)] for i in left.tolist()}
         return Documents(self.op, rows.take(left), still, begun[left], lost)
 
