@@ -320,6 +320,20 @@ def test_random_steps_do_not_depend_on_the_workers(runner: str, mode: str) -> No
     assert outputs(runner, mode, 2) != reference
 
 
+def test_threads_do_not_draw_each_others_numbers() -> None:
+    """Other threads get their turn between seeding and drawing."""
+
+    def slow_draw(x: float) -> float:
+        time.sleep(0.001)
+        return draw(x)
+
+    def outputs(workers: int) -> list[float]:
+        with Pipeline([slow_draw], num_workers=workers, runner="threads", seed=1) as pipeline:
+            return list(pipeline.map([0.0] * 40))
+
+    assert outputs(4) == outputs(1)
+
+
 def draw(x: float) -> float:
     import random
 
