@@ -5,7 +5,7 @@ Arguments are checked here, where they are given; the operators check what is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Self, TypeVar, get_args
 
@@ -16,11 +16,12 @@ from headrace.io.options import StoreOptions
 from headrace.ops.batch import Batch
 from headrace.ops.fetch import Fetch, SharedReaders
 from headrace.ops.map import Filter, MapBatch, MapBlock, MapTransform, Materialize, Select, require_callable
+from headrace.ops.mixture import EnsureMixture
 from headrace.ops.pack.flat import PackFlat
 from headrace.ops.shuffle import Shuffle
 from headrace.ops.tokenize import Tokenize
 from headrace.options import OnError, RuntimeOptions
-from headrace.work import WorkSource
+from headrace.work import MixtureSpec, WorkSource
 
 
 class Chain:
@@ -158,6 +159,20 @@ class Chain:
         return self._add(
             _make(Shuffle, "shuffle", settings, 8192 if buffer_size is None else buffer_size), parallelism, placement
         )
+
+    def ensure_mixture(self, *, mixture: MixtureSpec | Mapping[str, float] | None = None, **settings: Any) -> Self:
+        """Let components leave in proportion to the mixture, by tokens unless told otherwise, whatever filters took away.
+
+        `mixture` stands in for the work source's; settings are fields of `headrace.ops.mixture.EnsureMixture`.
+        """
+        placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)
+        given = getattr(self.work_source, "mixture", None) if mixture is None else mixture
+        if given is None:
+            raise ConfigError(
+                f"ensure_mixture(): {self.work_source!r} has no mixture of its own; give mixture={{name: weight}}"
+            )
+        targets = tuple(sorted(MixtureSpec.of(given).weights.items()))
+        return self._add(_make(EnsureMixture, "ensure_mixture", settings, targets), parallelism, placement)
 
     def pack_flat(self, max_length: int, **settings: Any) -> Self:
         """Rows of exactly `max_length` tokens; settings are fields of `headrace.ops.pack.flat.PackFlat`."""

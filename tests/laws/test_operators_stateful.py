@@ -13,6 +13,7 @@ from operator_streams import Tally, as_objects, cut, find, restored, rows_of, ru
 
 from headrace.core.block import Origin
 from headrace.ops.batch import Batch
+from headrace.ops.mixture import EnsureMixture
 from headrace.ops.pack.domains import DomainGroups
 from headrace.ops.pack.flat import PackFlat
 from headrace.ops.shuffle import Shuffle
@@ -55,6 +56,18 @@ OPERATORS: dict[str, Any] = {
     ).with_components({"a": 0, "b": 1}),
     "first-fit-random": PackFlat(16, num_bins=3, pad_token_id=0, shuffle_strategy="random", shuffle_seed=4),
     "wrap-length": PackFlat(16, algorithm="wrap", shuffle_strategy="length"),
+}
+
+NAMES = {"a": 0, "b": 1}
+OPERATORS |= {
+    name: EnsureMixture(**settings).with_components(NAMES)
+    for name, settings in {
+        "mixture-tokens": {"targets": (("a", 3.0), ("b", 1.0)), "max_buffer_size": 6},
+        "mixture-samples": {"targets": (("a", 1.0), ("b", 2.0)), "max_buffer_size": 9, "weight_by": "samples"},
+        "mixture-one": {"targets": (("b", 1.0),), "max_buffer_size": 1, "drain_target_ratio": 0.5},
+        "mixture-off": {"targets": (("a", 1.0), ("b", 0.0)), "obsolete_drain_rate": 0.5, "weight_by": "score"},
+        "mixture-strict": {"targets": (("a", 1.0), ("b", 1.0)), "max_buffer_size": None, "obsolete_drain_rate": 0.0},
+    }.items()
 }
 
 lengths = st.lists(st.one_of(st.integers(0, 20), st.sampled_from([15, 16, 17, 160])), max_size=60)

@@ -149,6 +149,10 @@ def _check(nodes: Sequence[Node]) -> None:
             raise ConfigError(f"{name}() after batch(): only map_batch() may follow batch()")
         if packed and hasattr(node.op, "assemble"):
             raise ConfigError(f"{name}() after another packing operator: rows are packed already; keep one of the two")
+        if packed and name == "ensure_mixture":
+            raise ConfigError(
+                "ensure_mixture() after a packing operator: a packed row mixes components; call it before packing"
+            )
         packed = packed or hasattr(node.op, "assemble")
         batched = batched or name == "batch"
 
