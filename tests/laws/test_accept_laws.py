@@ -273,3 +273,10 @@ def test_empty_documents_keep_their_place_in_what_a_new_packer_takes_over(micro_
     _, state = begin(recipe, 1, cut_every=40)
     rows = [seen(item) for item in goes_on(new, state, micro_batch=micro_batch)]
     assert rows == [seen(item) for item in goes_on(new, state, micro_batch=40)]
+
+
+def test_an_empty_document_does_not_stand_before_one_that_was_begun() -> None:
+    recipe = Recipe({"a": (3,)}, {"a": 1.0}, pack={"max_length": 2, "algorithm": "wrap"}, flush=None)
+    items, state = begin(recipe, 1)
+    rest = list(goes_on(replace(recipe, pack={"max_length": 1, "algorithm": "wrap"}), state))
+    assert tokens(items) + tokens(rest) == [100100, 100200, 100201]

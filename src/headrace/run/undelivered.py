@@ -177,8 +177,9 @@ class Documents:
             out = gone.get(key, [])
             begun[i] = max(unbroken_from(waiting, length), max((end for _, end in out), default=0))
             lost += sum(max(0, min(b, int(begun[i])) - a) for a, b in waiting) - sum(b - a for a, b in out)
-        never = np.array([key not in gone for key in keys])  # an empty one has no token left, and still takes its place
-        left = np.flatnonzero((begun < lengths) | ((lengths == 0) & never))
+        last = max((i for i, key in enumerate(keys) if key in gone), default=-1)
+        behind = np.arange(len(keys)) > last  # of these, empty ones too: those that were not read ahead come as well
+        left = np.flatnonzero((begun < lengths) | (behind & (lengths == 0)))
         still = {keys[i]: [(int(begun[i]), _TO_THE_END)] for i in left.tolist()}
         return Documents(self.op, rows.take(left), still, begun[left], lost)
 
