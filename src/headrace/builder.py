@@ -153,6 +153,37 @@ class Chain:
             _make(Tokenize, "tokenize", settings, tokenizer, tokenizer_id), parallelism, placement, on_error
         )
 
+    def tokenize_chat(
+        self,
+        tokenizer: Any = None,
+        tokenizer_id: Any = None,
+        *,
+        placement: str = "auto",
+        parallelism: int | None = None,
+        on_error: OnError | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Conversations to token ids and a mask of what is trained on; settings are fields of
+        `headrace.ops.chat.tokenize.TokenizeChat`."""
+        from headrace.ops.chat.tokenize import TokenizeChat
+
+        return self._add(
+            _make(TokenizeChat, "tokenize_chat", settings, tokenizer, tokenizer_id), parallelism, placement, on_error
+        )
+
+    def expand_chat(
+        self,
+        *,
+        field: str = "messages",
+        placement: str = "auto",
+        parallelism: int | None = None,
+        on_error: OnError | None = None,
+    ) -> Self:
+        """One record for each answered turn of a conversation: all of it up to that answer."""
+        from headrace.ops.chat.expand import ExpandChat
+
+        return self._add(ExpandChat(field), parallelism, placement, on_error)
+
     def shuffle(self, buffer_size: int | None = None, **settings: Any) -> Self:
         """Reorder records through a buffer (8192 by default); settings are fields of `headrace.ops.shuffle.Shuffle`."""
         placement, parallelism = settings.pop("placement", "auto"), settings.pop("parallelism", None)

@@ -18,6 +18,7 @@ from headrace.options import FLUSH_EVERY, OnError, RuntimeOptions, Unset
 DEFAULT_PARALLELISM: Final = {
     "fetch": 4,
     "tokenize": 4,
+    "tokenize_chat": 4,
     "map_transform": 4,
     "filter": 4,
     "map_block": 4,

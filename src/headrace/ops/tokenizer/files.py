@@ -16,7 +16,8 @@ from urllib.request import getproxies
 from headrace.errors import ConfigError
 
 TOKENIZER = "tokenizer.json"
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
+TEMPLATE = "chat_template.jinja"
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json", TEMPLATE)
 
 
 def read_files(tokenizer_id: str | os.PathLike[str]) -> dict[str, bytes]:
@@ -63,7 +64,7 @@ def _read_hub(repo: str) -> dict[str, bytes]:
             "pip install huggingface_hub, or pass the path of a folder that holds tokenizer.json"
         )
     found = {TOKENIZER: _hub_file(repo, TOKENIZER)}
-    for name in BESIDE[:2]:
+    for name in (*BESIDE[:2], TEMPLATE):
         try:
             found[name] = _hub_file(repo, name)
         except ConfigError:  # optional neighbours; tokenizer.json alone is a complete tokenizer

@@ -52,6 +52,11 @@ class ReferenceEncoder:
         """Ids of one text, on the calling thread."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of one text, and the characters that each stands for, on the calling thread."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
