@@ -21,7 +21,7 @@ class Standing:
     """What is known of some lanes.
 
     confirmed: their places below this one are looked at. gap: the first of their places without a batch, if one was met.
-    reach: just past the last batch seen. ended: no batch is left in any of them.
+    reach: just past the last batch seen (or delivered, before the run was restored). ended: no batch is left in any of them.
     """
 
     confirmed: int

@@ -121,7 +121,8 @@ class EvenStream(Stream):
     def __init__(self, take: Take, topology: Topology, position: int, steps: Steps, agreement: Agreement) -> None:
         super().__init__(take)
         self._topology, self._steps, self._agreement = topology, steps, agreement
-        self._own = Standing(topology.next_place(position - 1))
+        delivered = position // topology.groups * topology.groups if topology.mapping == "contiguous" else position
+        self._own = Standing(topology.next_place(position - 1), reach=delivered)  # a step that was begun goes on
         self._open = set(topology.computed)
         self._stopped = False
 

@@ -20,14 +20,14 @@ LANES, GROUPS = 3, 2
 Row = dict[str, Any]
 
 
-def run(group: int, look: Callable[[Row], Row], runner: str = "inline") -> Pipeline:
+def run(group: int, look: Callable[[Row], Row], runner: str = "inline", **more: Any) -> Pipeline:
     data = Dataset.from_dict("d", {0: InMemoryShard([{"n": i} for i in range(120)])})
     source = StaticMixtureWorkSource(datasets=[data], mixture=MixtureSpec({"d": 1.0}), chunk_size=4)
 
     def step(row: Row) -> Row:
         return look(row)
 
-    topology = {"canonical_replicas": LANES, "dp_degree": GROUPS, "dp_group_id": group, "uneven": "keep"}
+    topology = {"canonical_replicas": LANES, "dp_degree": GROUPS, "dp_group_id": group, "uneven": "keep"} | more
     pipeline = Pipeline(source).map_transform(step).batch(2)
     return pipeline.options(runner=runner, auto_validation="off", **topology)
 
@@ -88,3 +88,37 @@ def test_while_another_thread_waits_for_a_batch(group: int, runner: str) -> None
         loop.join(60)
         assert taken == whole
         assert resumed(group, state) in [whole[n:] for n in range(before, after + 2)]
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("uneven", ["pad", "drop"])
+def test_the_engine_in_a_process_of_its_own_makes_no_difference(group: int, uneven: str) -> None:
+    def states(**options: Any) -> list[Any]:
+        pipeline = run(group, dict, uneven=uneven, cut_every=7, **options)
+        out = [(None, pipeline.checkpoint(as_bytes=True))]
+        out += [(None if b.is_masked else numbers(b), pipeline.checkpoint(as_bytes=True)) for b in pipeline]
+        return [*out, (None, pipeline.checkpoint(as_bytes=True))]
+
+    here = states()
+    assert states(mtp_mode=True) == here
+    assert states(runner="threads", prefetch_batches=1) == here
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_every_checkpoint_goes_on_with_what_follows_masked_batches_included(group: int) -> None:
+    def batches(pipeline: Pipeline, states: list[Any]) -> list[Any]:
+        out = []
+        for batch in pipeline:
+            out.append(None if batch.is_masked else numbers(batch))
+            states.append(pipeline.checkpoint())
+        return out
+
+    pad: dict[str, Any] = {"uneven": "pad", "batches_per_step": 4 * GROUPS}
+    states: list[Any] = []
+    whole = batches(run(group, dict, **pad), states)
+    assert None in whole
+    for number, state in enumerate(states, 1):
+        pipeline, later = run(group, dict, **pad), []
+        pipeline.restore(state)
+        assert batches(pipeline, later) == whole[number:]
+        assert later == states[number:]
