@@ -153,6 +153,49 @@ class Chain:
             _make(Tokenize, "tokenize", settings, tokenizer, tokenizer_id), parallelism, placement, on_error
         )
 
+    def stateful_transform(
+        self, name: str, *, placement: str = "auto", parallelism: int | None = 1, **settings: Any
+    ) -> Self:
+        """Functions over a state that sees every record of a lane in order: `init_state`, `push`, `flush`, ...; see
+        `headrace.custom.stateful`. Records that never leave are counted as dropped."""
+        from headrace.custom.stateful import StatefulTransform
+
+        for needed in ("init_state", "push"):
+            if needed not in settings:
+                raise ConfigError(f"stateful_transform({name!r}) needs {needed}=, a function")
+        return self._add(_make(StatefulTransform, "stateful_transform", settings, name), parallelism, placement)
+
+    def add_op(
+        self,
+        op: Any,
+        /,
+        *,
+        name: str | None = None,
+        process_many: Callable[[Any], Any] | None = None,
+        preserves_cursor_order: bool = True,
+        parallelism: int | None = None,
+        placement: str = "auto",
+        **settings: Any,
+    ) -> Self:
+        """An operator of one's own on whole records: a name and `process_many(records) -> records`, or an object that has
+        such a method (and `setup()`, called once in each worker). See `headrace.custom.stateless`."""
+        from headrace.custom.stateless import instance_op, record_op, refuse_accumulator
+
+        refuse_accumulator(op if isinstance(op, str) else type(op).__name__, list(settings))
+        for unknown in settings:
+            raise UnknownOptionError(
+                "argument of add_op()", unknown, ("name", "process_many", "parallelism", "placement")
+            )
+        if not preserves_cursor_order:
+            raise ConfigError(
+                "add_op(preserves_cursor_order=False): an operator that reorders remembers; see stateful_transform"
+            )
+        if not isinstance(op, str):
+            return self._add(instance_op(op, name), parallelism, placement)
+        if process_many is None:
+            raise ConfigError(f"add_op({op!r}) needs process_many=, a function from records to records")
+        return self._add(record_op(op, process_many), parallelism, placement)
+
     def tokenize_chat(
         self,
         tokenizer: Any = None,

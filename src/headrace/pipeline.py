@@ -26,6 +26,7 @@ from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
 from headrace.core.part import split
 from headrace.core.plan import Node, Plan, compile_plan, describe, in_recipe, with_fetch_fields
+from headrace.custom.carry import carried
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.io.notes import Notes
 from headrace.io.options import StoreOptions
@@ -107,7 +108,7 @@ class Pipeline(Chain):
                     node = replace(node, op=node.op.with_components(self.work_source.component_ids()))
                 nodes.append(node)
             self._fetch.op.readers.rest()  # a step pipeline's workers, if the sample needed them
-            self._prepared = tuple(nodes)
+            self._prepared = carried(nodes)
         return self._prepared
 
     def _plan(self, nodes: Sequence[Node]) -> Plan:
@@ -310,6 +311,11 @@ class Pipeline(Chain):
 
     def _taken_over(self, merged: dict[str, Any], accept: Collection[str]) -> dict[str, Any]:
         """A state as one of this pipeline. CheckpointMismatch for differences that are not accepted."""
+        if accept and any(getattr(node.op, "carries", False) for node in self._nodes):
+            raise CheckpointError(
+                "restore(accept=...) with a stateful_transform: what its state makes of a changed run cannot be known; restore "
+                "with the recipe that the checkpoint was taken with"
+            )
         asked = self._options.canonical_replicas
         if asked is not None and asked != merged["canonical_replicas"]:
             raise CheckpointMismatch([f"canonical_replicas: {merged['canonical_replicas']} -> {asked}"])

@@ -105,6 +105,12 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
     _check(nodes)
     if options.quarantine_path is None and any(node.on_error == "quarantine" for node in nodes):
         raise ConfigError("on_error='quarantine' needs options(quarantine_path=...), the JSONL file to write to")
+    flush_every = _flush_every(nodes, options)
+    if not flush_every and any(getattr(node.op, "carries", False) and node.op.reorders for node in nodes):
+        raise ConfigError(
+            "flush_every_k_chunks=None with a stateful_transform that does not keep the order: which records it has dropped would "
+            "never be known; keep the flushes, or promise preserves_cursor_order=True"
+        )
     limit = options.max_workers or max(1, min(cpus, 16))
     groups = _group(nodes, options)
     workers = _allocate(groups, options, limit, cpus)
@@ -119,7 +125,7 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
         micro_batch=options.micro_batch,
         cut_every=options.cut_every,
         prefetch=options.prefetch_batches or max(16, 4 * total),
-        flush_every=_flush_every(nodes, options),
+        flush_every=flush_every,
         batched=any(node.op.name == "batch" for node in nodes),
         allocation=options.worker_allocation,
         deterministic=options.deterministic,

@@ -1,0 +1,204 @@
+"""`stateful_transform`: a user's functions over a state that sees every record of a lane in order.
+
+    state = init_state()                        before the first record
+    state, out = push(state, [record])          for each record; `out` lists what may leave now
+    flush(state)                                what is left, at the end and at flush sentinels; then the state begins anew
+
+Records are handed over one by one, so that nothing depends on the size of blocks. What leaves is the records themselves, or
+`SampleRecord(record.meta.child(i), payload)` made of one. A record that never leaves is counted as dropped; nothing else is
+asked of the user for it. Checkpoints hold the state (see `values.py`), or what `save` makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, Block, Drop, Ints, Origin
+from headrace.core.op import Fields
+from headrace.custom.stateless import check_name
+from headrace.custom.values import pack_value, unpack_value
+from headrace.errors import ConfigError, OperatorError
+from headrace.ops.map import function_name, require_callable
+from headrace.types import SampleRecord, block_from_records, records_from_block
+
+Records = list[SampleRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulTransform:
+    """The functions, and what they promise.
+
+    `preserves_cursor_order`: what leaves keeps the order in which it came. Otherwise flush sentinels apply, as with `shuffle`.
+    `should_flush(state)`: after a push, whether to flush early. `transform(records)`: applied to each group that leaves.
+    `save(state)` gives a value that a checkpoint can hold, `load(value)` the state again.
+    """
+
+    name: str
+    init_state: Callable[[], Any]
+    push: Callable[[Any, Records], tuple[Any, Iterable[SampleRecord]]]
+    flush: Callable[[Any], Iterable[SampleRecord]] | None = None
+    should_flush: Callable[[Any], bool] | None = None
+    transform: Callable[[Records], Iterable[SampleRecord]] | None = None
+    preserves_cursor_order: bool = True
+    save: Callable[[Any], Any] | None = None
+    load: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Functions that can be called, and a name."""
+        check_name("stateful_transform", self.name)
+        for what in ("init_state", "push"):
+            require_callable(getattr(self, what), f"stateful_transform({what}=)")
+        for what in ("flush", "should_flush", "transform", "save", "load"):
+            if getattr(self, what) is not None:
+                require_callable(getattr(self, what), f"stateful_transform({what}=)")
+        if (self.save is None) != (self.load is None):
+            raise ConfigError(f"{self.name}: save= and load= go together")
+
+    @property
+    def reorders(self) -> bool:
+        """Flush sentinels apply where the order is not kept."""
+        return not self.preserves_cursor_order
+
+    @property
+    def carries(self) -> bool:
+        """Operators behind it cannot fetch again what they hold."""
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        """The functions' names: their code is the user's to keep unchanged."""
+        functions = ("init_state", "push", "flush", "should_flush", "transform")
+        named = {what: getattr(self, what) for what in functions}
+        return {what: None if fn is None else function_name(fn) for what, fn in named.items()} | {
+            "preserves_cursor_order": self.preserves_cursor_order
+        }
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Everything: a function may look anywhere."""
+        return None
+
+    def accumulator(self, lane: int) -> StatefulRun:
+        """A state for one lane."""
+        return StatefulRun(self, lane)
+
+
+class StatefulRun:
+    """The user's state in one lane, and which records have not left yet."""
+
+    def __init__(self, spec: StatefulTransform, lane: int) -> None:
+        """Begin at the first record."""
+        self._spec, self._lane = spec, lane
+        self._begun, self._state = False, None
+        self._waiting: dict[tuple[int, int], list[int]] = {}
+        """Ids of samples of which nothing has left, by chunk and offset, in the order in which they came."""
+
+    def push(self, block: Block) -> list[Block]:
+        """One record after the other."""
+        out: Records = []
+        for record, ids in zip(records_from_block(block), block.origin.firsts().tolist(), strict=True):
+            self._waiting.setdefault((ids[CHUNK], ids[OFFSET]), ids)
+            if not self._begun:
+                self._begun, self._state = True, self._call("init_state")
+            result = self._call("push", self._state, [record])
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise OperatorError(
+                    f"{self._spec.name}: push() returned {result!r:.60}; return (state, list of records)"
+                )
+            self._state, leaving = result
+            out += self._checked("push", leaving)
+            if self._spec.should_flush is not None and self._call("should_flush", self._state):
+                out += self._flushed()
+        return self._block(out, list(block.drops))
+
+    def flush(self) -> list[Block]:
+        """What the state holds; what has not left by now is dropped."""
+        out = self._flushed() if self._begun else []
+        drops: list[Drop] = []
+        gone = self._leave(out)
+        rest = [*gone, *self._waiting.values()]
+        self._waiting = {}
+        if rest:
+            drops.append(self._drop(rest))
+        return self._made(out, drops)
+
+    end = flush
+
+    def held(self) -> Origin:
+        """Nothing that could be fetched again: the state says it all."""
+        return Origin.empty()
+
+    def state(self) -> dict[str, Any]:
+        """The user's state as bytes, and the samples that wait."""
+        value = None
+        if self._begun:
+            state = self._state if self._spec.save is None else self._call("save", self._state)
+            value = pack_value(state, f"{self._spec.name}: the state")
+        waiting = np.array(list(self._waiting.values()), np.int64).reshape(-1, ORIGIN_WIDTH)
+        return {"begun": self._begun, "value": value, "waiting": waiting.tobytes()}
+
+    def restore(self, state: dict[str, Any], held: Block | None) -> None:
+        """Continue from `state()`."""
+        del held
+        self._begun = bool(state["begun"])
+        if self._begun:
+            value = unpack_value(state["value"])
+            self._state = value if self._spec.load is None else self._call("load", value)
+        waiting = np.frombuffer(state["waiting"], np.int64).reshape(-1, ORIGIN_WIDTH).tolist()
+        self._waiting = {(ids[CHUNK], ids[OFFSET]): ids for ids in waiting}
+
+    def _flushed(self) -> Records:
+        out = [] if self._spec.flush is None else self._checked("flush", self._call("flush", self._state))
+        self._begun, self._state = False, None
+        return out
+
+    def _checked(self, what: str, records: Any) -> Records:
+        given: Any = [] if records is None else records
+        listed: list[Any] = list(given)
+        if listed and self._spec.transform is not None:
+            what, listed = "transform", list(self._call("transform", listed))
+        for record in listed:
+            if not isinstance(record, SampleRecord):
+                raise OperatorError(
+                    f"{self._spec.name}: {what}() gave a {type(record).__name__} ({record!r:.60}); give records, or "
+                    "SampleRecord(record.meta.child(i), payload) made of one"
+                )
+        return listed
+
+    def _block(self, out: Records, drops: list[Drop]) -> list[Block]:
+        if gone := self._leave(out):
+            drops.append(self._drop(gone))
+        return self._made(out, drops)
+
+    def _leave(self, out: Records) -> list[list[int]]:
+        """Take what leaves off the list of those that wait; those that were passed over, where the order is kept."""
+        if not out:
+            return []
+        gone: list[list[int]] = []
+        for record in out:
+            key = (record.meta.chunk_id, record.meta.chunk_offset)
+            self._waiting.pop(key, None)
+        if self._spec.preserves_cursor_order:
+            last = (out[-1].meta.chunk_id, out[-1].meta.chunk_offset)
+            passed = list(takewhile(lambda key: key < last, self._waiting))  # listed in the order in which they came
+            gone += [self._waiting.pop(key) for key in passed]
+        return gone
+
+    def _drop(self, ids: list[list[int]]) -> Drop:
+        rows: Ints = np.array(ids, np.int64).reshape(-1, ORIGIN_WIDTH)
+        return Drop(self._spec.name, "not handed on", rows)
+
+    def _made(self, out: Records, drops: list[Drop]) -> list[Block]:
+        if not out and not drops:
+            return []
+        block = block_from_records(out) if out else Block(self._lane, Origin.empty(), None, [])
+        return [block.dropping(*drops) if drops else block]
+
+    def _call(self, what: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._spec, what)(*arguments)
+        except Exception as error:
+            raise OperatorError(f"{self._spec.name}: {what}() raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,151 @@
+"""`add_op`: a user's operator on whole records, `process_many(records) -> records`, run by any number of workers.
+
+It may drop records, change payloads, and make several of one: `SampleRecord(record.meta.child(i), payload)`. It remembers nothing:
+on the first records that a worker sees, a group must give what its halves give, or the data would depend on how the stream is cut.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.core.block import CHUNK, OFFSET, Block, Drop, Origin
+from headrace.core.op import BadRows, Fields, Worker
+from headrace.errors import ConfigError, OperatorError
+from headrace.ops.map import function_name, require_callable, same
+from headrace.options import Validation
+from headrace.types import SampleRecord, block_from_records, records_from_block
+
+ProcessMany = Callable[[list[SampleRecord]], Iterable[SampleRecord]]
+
+TAKEN: Final = frozenset(
+    {
+        "fetch",
+        "select",
+        "decode_text",
+        "map_transform",
+        "map_block",
+        "filter",
+        "tokenize",
+        "tokenize_chat",
+        "expand_chat",
+    }
+    | {"shuffle", "ensure_mixture", "pack_flat", "materialize", "batch", "map_batch"}
+)
+"""Names that operators of the library have."""
+
+
+def check_name(method: str, name: Any) -> None:
+    """ConfigError for what is no name, or the name of another operator."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{method}() needs a name, a string, found {name!r}")
+    if name in TAKEN:
+        raise ConfigError(f"{method}({name!r}): an operator of the library has this name; choose another")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOp:
+    """`make()` is called once in each worker and returns its `process_many`."""
+
+    name: str
+    make: Callable[[], ProcessMany]
+    title: str
+    """Name of the function or class, for the recipe."""
+    validation: Validation = "strict"
+
+    def describe(self) -> dict[str, Any]:
+        """The function's name: its code is the user's to keep unchanged."""
+        return {"process_many": self.title}
+
+    def needs(self, downstream: Fields) -> Fields:
+        """Everything: a function may look anywhere."""
+        return None
+
+    def worker(self) -> Worker:
+        """A function over blocks that hands on their records."""
+        process = self.make()
+        unchecked = [self.validation != "off"]
+
+        def run(block: Block, bad: BadRows) -> Block:
+            if unchecked[0] and len(block) > 1:
+                unchecked[0] = False
+                self._check(process, block)
+            out = self._call(process, records_from_block(block))
+            left = {(record.meta.chunk_id, record.meta.chunk_offset) for record in out}
+            ids = block.origin.firsts()
+            gone = [row for row, key in enumerate(map(tuple, ids[:, [CHUNK, OFFSET]].tolist())) if key not in left]
+            made = block_from_records(out) if out else Block(block.lane, Origin.empty(), None, [])
+            drops = (
+                (*block.drops, Drop(self.name, "not handed on", ids[np.array(gone, np.int64)])) if gone else block.drops
+            )
+            return made.dropping(*drops) if drops else made
+
+        return run
+
+    def _call(self, process: ProcessMany, records: list[SampleRecord]) -> list[SampleRecord]:
+        try:
+            out: list[Any] = list(process(records))
+        except Exception as error:
+            raise OperatorError(f"{self.name}({self.title}) raised {type(error).__name__}: {error}") from error
+        for record in out:
+            if not isinstance(record, SampleRecord):
+                raise OperatorError(
+                    f"{self.name}({self.title}) gave a {type(record).__name__} ({record!r:.60}); give records, or "
+                    "SampleRecord(record.meta.child(i), payload) made of one"
+                )
+        return out
+
+    def _check(self, process: ProcessMany, block: Block) -> None:
+        def given(start: int, stop: int) -> list[Any]:
+            records = copy.deepcopy(records_from_block(block.slice(start, stop)))
+            return [(record.meta.as_cursor_key(), record.payload) for record in self._call(process, records)]
+
+        half = len(block) // 2
+        if not same(given(0, len(block)), given(0, half) + given(half, len(block))):
+            message = (
+                f"{self.name}({self.title}) gives other records for a group than for its halves, so the data would depend on how "
+                "the stream is cut. Make each from one record alone (see stateful_transform for more), or switch this check off "
+                "with options(auto_validation='off')."
+            )
+            if self.validation == "strict":
+                raise OperatorError(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def record_op(name: str, process_many: Any) -> RecordOp:
+    """An operator of a function."""
+    check_name("add_op", name)
+    require_callable(process_many, "add_op(process_many=)")
+    return RecordOp(name, lambda: process_many, function_name(process_many))
+
+
+def instance_op(op: Any, name: str | None) -> RecordOp:
+    """An operator of an object with `process_many`, copied for each worker and there prepared by its `setup()`, if it has one."""
+    if not callable(getattr(op, "process_many", None)):
+        raise ConfigError(
+            f"add_op() takes a name and process_many=, or an object with a method process_many(records); found {op!r:.80}"
+        )
+    chosen = type(op).__qualname__ if name is None else name
+    check_name("add_op", chosen)
+
+    def make() -> ProcessMany:
+        own = copy.deepcopy(op)
+        if callable(getattr(own, "setup", None)):
+            own.setup()
+        return own.process_many
+
+    return RecordOp(chosen, make, type(op).__qualname__)
+
+
+def refuse_accumulator(name: str, settings: Sequence[str]) -> None:
+    """Operators that remember are another method's."""
+    if "accumulator" in settings or "requires_serial_state" in settings:
+        raise ConfigError(
+            f"add_op({name!r}): an operator with an accumulator of its own remembers; write it as "
+            "stateful_transform(name, init_state=, push=, flush=), whose state is saved"
+        )
