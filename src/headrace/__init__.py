@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.core.training_config import TrainingConfig, check_training_config
+    from headrace.integrations.zephon import install_as_zephon
     from headrace.io import Dataset, InMemoryShard
     from headrace.options import RuntimeOptions
     from headrace.pipeline import Pipeline
@@ -38,6 +39,7 @@ __all__ = [
     "WorkSource",
     "__version__",
     "check_training_config",
+    "install_as_zephon",
 ]
 
 _HOMES = {
@@ -53,6 +55,7 @@ _HOMES = {
     "TrainingConfig": "headrace.core.training_config",
     "WorkSource": "headrace.work",
     "check_training_config": "headrace.core.training_config",
+    "install_as_zephon": "headrace.integrations.zephon",
 }
 
 

@@ -77,6 +77,9 @@ class RuntimeOptions:
             fill, "pad" fills steps with masked batches until all data are delivered, "keep" lets each group end where its own
             data end. None means "drop", and "keep" for a single group. `batches_per_step` is the number of batches of all groups
             together in an optimizer step, so that no step ends half filled; None means one batch a group.
+    Accepted, and without effect
+        execution_tracking: counters are always on. mixture_config: the order in a chunk is the curriculum's.
+        allow_latency_flush_in_deterministic: nothing waits for a time to pass.
     """
 
     runner: Runner | None = None
@@ -139,7 +142,7 @@ class RuntimeOptions:
     execution_tracking: Any = None
     digest: bool = False
     digest_log: str | None = None
-    metrics_sink_config: Any = None
+    metrics_sink_config: None = None
 
     def __post_init__(self) -> None:
         """Check every value; each message names the option, the value and what would do."""
@@ -172,6 +175,10 @@ class RuntimeOptions:
         if self.aggregate_store is not None and not self.aggregate_store.startswith("torch://"):
             raise ConfigError(
                 f"option aggregate_store={self.aggregate_store!r}: give 'torch://' or 'torch://host:port'"
+            )
+        if (sink := self.metrics_sink_config) is not None:
+            raise ConfigError(
+                f"option metrics_sink_config={sink!r:.80}: there are no sinks; read pipeline.metrics_snapshot()"
             )
         self._check_digest()
         self._check_topology()

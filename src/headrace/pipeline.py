@@ -30,7 +30,7 @@ from headrace.custom.carry import carried
 from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError
 from headrace.io.notes import Notes
 from headrace.io.options import StoreOptions
-from headrace.observe.summary import PipelineSummary, summarize
+from headrace.observe.summary import MTPQueueStats, PipelineSummary, summarize
 from headrace.run.aggregate import Aggregation, Codec
 from headrace.run.board import Board, open_board
 from headrace.run.consumer import Consumer, Producer
@@ -334,6 +334,11 @@ class Pipeline(Chain):
             consumer = running.consumer
             return summarize(consumer.producer.summary(), consumer.deliveries)
         return self._summary
+
+    def mtp_queue_stats(self) -> MTPQueueStats | None:
+        """Finished batches that wait, with `mtp_mode`; None without, and before the first iteration."""
+        summary = self.metrics_snapshot() if self._options.mtp_mode else None
+        return None if summary is None else MTPQueueStats(summary.queue_depth, summary.queue_capacity)
 
     def to_torch_dataset(self, stateful: bool = True) -> Any:
         """A torch `IterableDataset` over this pipeline, for loaders that insist on one (`batch_size=None`).

@@ -41,7 +41,7 @@ def test_a_value_that_cannot_work_names_option_and_value(name: str, value: objec
         RuntimeOptions().updated(**{name: value})
 
 
-FREE = {"mixture_config", "io_options", "execution_tracking", "metrics_sink_config"}
+FREE = {"mixture_config", "io_options", "execution_tracking"}
 OPTIONS = [field.name for field in fields(RuntimeOptions) if field.name not in FREE]
 
 

@@ -50,6 +50,14 @@ class DatasetSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class MTPQueueStats:
+    """The buffer of finished batches between the engine's process and the loop."""
+
+    depth: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineSummary:
     """A snapshot. Counts are since the iterator was made."""
 

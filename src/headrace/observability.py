@@ -1,0 +1,9 @@
+"""What a run says of itself: the types of `pipeline.metrics_snapshot()` and `mtp_queue_stats()`.
+
+Counters are always on and cost under one percent, so there is nothing to enable. `options(progress=True)` shows them while a
+run goes on.
+"""
+
+from headrace.observe.summary import DatasetSummary, MTPQueueStats, OperatorSummary, PipelineSummary
+
+__all__ = ["DatasetSummary", "MTPQueueStats", "OperatorSummary", "PipelineSummary"]
