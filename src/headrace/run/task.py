@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    Through = Callable[[Any, list[Any], list[int], Any, Any], None]
+
 SLICE = 0.02  # seconds of work after which a worker reports, even in the middle of a batch
 
 DEEPEST = 8
@@ -82,9 +84,11 @@ class Function:
     """A worker's own instance of the user's function, with the optional parts of its contract looked up once.
 
     * `fn(item) -> result`, or `fn.into(item, outputs)` for zero or more outputs an item;
+    * `fn.through(items, values, ends, words, clock)`: a slice in one call, which does what the loop of `run_slice` does;
     * `fn.where`: the name of the part that was running, for errors;
     * `fn.at(index)`: told the item's index in the whole input before each item, if `fn.indexed`;
-    * `fn.report()`: anything small, sent along with each acknowledgement;
+    * `fn.report()`: anything small, sent along with each acknowledgement; where results of a slice must be sent one by one, it is
+      told of outputs that cannot be (`kept(number)`), and its `emptied()` goes with the further ones;
     * `fn.close()`: called once at the end.
     """
 
@@ -99,6 +103,11 @@ class Function:
     def into(self) -> Callable[[Any, list[Any]], None] | None:
         """Looked up anew for each slice: an instance may exchange it, for one that measures."""
         return getattr(self.fn, "into", None)
+
+    @property
+    def through(self) -> Through | None:
+        """Looked up anew for each slice, too."""
+        return getattr(self.fn, "through", None)
 
     @property
     def where(self) -> str:
@@ -129,8 +138,9 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
     index = begin
     words[RUNNING] = 1
     try:
-        if function.interruptible and function.into is not None and function.at is None:
-            index = _run_here(function.into, items, (begin, stop), values, ends, clock)
+        if (through := function.through) is not None and ends is not None:
+            through(items if span == (0, len(items)) else items[begin:stop], values, ends, words, clock)
+            index = begin + len(ends)
         elif function.into is None or function.at is not None:
             index = _run_general(function, items, (begin, stop), first, words, values, ends, clock)
         else:
@@ -153,27 +163,6 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
         index += 1
     words[RUNNING] = 0
     return Slice((begin, index), values, ends, failure, clock.seconds())
-
-
-def _run_here(
-    into: Callable[[Any, list[Any]], None],
-    items: Sequence[Any],
-    span: tuple[int, int],
-    values: list[Any],
-    ends: list[int] | None,
-    clock: _Clock,
-) -> int:
-    """The same loop where nobody watches from outside."""
-    assert ends is not None
-    deadline = clock.started + SLICE
-    index = span[0]
-    rest = items[span[0] : span[1]] if span != (0, len(items)) else items
-    for index, item in enumerate(rest, span[0]):  # noqa: B007 (its last value is what counts)
-        into(item, values)
-        ends.append(len(values))
-        if perf_counter() >= deadline and (deadline := clock.extended()) == 0.0:
-            break
-    return index + 1
 
 
 def _run_general(

@@ -163,12 +163,15 @@ class Worker:
             final = last and failure is None and offset + 1 == len(ends)
             head = wire.Head(wire.ACK, wire.LAST if final else 0, 1, seconds=part.seconds / len(ends))
             try:
-                parts = wire.encode(head, (values, None, report if offset == 0 else None), self._slab)
+                parts = wire.encode(head, (values, None, report), self._slab)
             except BaseException as error:  # noqa: BLE001 (as above)
                 told = from_exception(error, "sending the result", items[part.begin + offset])
                 told.error.add_note("headrace: the result cannot be pickled, so it cannot leave its worker process")
-                parts = wire.encode(head, ([], pack(told), None), None)
+                if report is not None:
+                    report.kept(len(values))
+                parts = wire.encode(head, ([], pack(told), report), None)
             wire.send(self._sock, parts)
+            report = report.emptied() if report is not None else None
         if failure is not None:
             self._post(wire.Head(wire.ACK, wire.LAST if last else 0, 1), ([], failure, None))
 

@@ -14,12 +14,13 @@ TARGET_SECONDS = 0.01
 INLINE_SECONDS = 0.0003  # nothing is sent: a batch only spreads the bookkeeping, and the next output should come soon
 TARGET_BYTES = 64 * 1024
 MOST = 1024
+_GROWTH = 4
 INLINE_MOST = 512  # what is pulled for a cheap batch must be worked off here even if it turns out dear
 
 
 @dataclass(slots=True)
 class BatchSize:
-    """Doubles from one item towards the targets.
+    """Grows fourfold from one item towards the targets: each round costs a trip to a worker and back.
 
     >>> size = BatchSize()
     >>> for _ in range(20):
@@ -43,7 +44,7 @@ class BatchSize:
             return
         self.seconds = _believe(self.seconds, seconds / count)
         self.nbytes = _believe(self.nbytes, nbytes / count)
-        size = min(2 * self.items, self.most, MOST)
+        size = min(_GROWTH * self.items, self.most, MOST)
         if self.seconds > 0:
             size = min(size, int(self.target / self.seconds + 1e-6))
         if self.nbytes > 0:

@@ -68,6 +68,7 @@ class NumberedChain:
     def __init__(self, factory: Callable[[], Chain]) -> None:
         """Build the chain."""
         self._chain = factory()
+        self._chain.one_by_one()
         self.report = self._chain.report
         self.close = self._chain.close
 

@@ -2,7 +2,7 @@
 
 Fused steps are 1.4 to 2 times faster than a queue between every two (measured at every batch size), so the chain is
 where the time goes and is written for it: no object an item, no clock an item. Counts are exact; times are taken on
-every eighth batch, and on every batch whose items are slow.
+some batches (the first, second, fourth, eighth, ..., and every 32nd), and on every batch whose items are slow.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from headrace.run.failure import from_exception
+from headrace.run.task import SLICE, STARTED
 from headrace.steps.failed import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from headrace.run.task import Through
     from headrace.steps.settings import OnError
 
     Into = Callable[..., None]
 
-_TIMED_EVERY = 8
+_TIMED_EVERY = 32
 _SLOW = 50e-6  # seconds an item; from here on the clock costs nothing worth mentioning
 _KEPT_ERRORS = 5
 _CAUGHT = (Exception, SystemExit, GeneratorExit)  # not KeyboardInterrupt: inline, that is the user at the keyboard
@@ -74,6 +76,16 @@ class StepReport:
         self.skipped = 0
         self.errors: list[str] | None = None
 
+    def emptied(self) -> StepReport:
+        """A report of the same kind that counts nothing."""
+        return StepReport(len(self.received), self.plain)
+
+    def kept(self, outputs: int) -> None:
+        """So many outputs came through every step and could not be sent."""
+        for n in range(len(self.received) if self.plain else 0):
+            self.received[n] += outputs
+            self.produced[n] += outputs
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Plain lists: a report goes with every acknowledgement."""
         counts = (self.received, self.produced, self.timed, self.seconds)
@@ -96,11 +108,10 @@ class Chain:
         """Run every `setup`; `passes_failed`: inputs may be `Failed` from an earlier stage."""
         self._steps = steps
         self._calls = [step.call for step in steps]
-        self._plain = not self.indexed and not any(step.many for step in steps)
+        self._plain = not self.indexed and not passes_failed and not any(step.many for step in steps)
         self._on_error = on_error
         self._passes_failed = passes_failed
         self._at = 0
-        self._culprit: Any = None  # what the step that raised was given
         self._ready = 0
         self._batches = 0
         self._choose(timed=True)
@@ -137,12 +148,17 @@ class Chain:
     def at(self, index: int) -> None:
         """Told the item's index in the whole input, if `indexed`."""
 
+    def one_by_one(self) -> None:
+        """Told before the first item if items are given singly, not in slices: then each is counted."""
+        self._plain = False
+        self._choose(timed=True)
+
     def report(self) -> StepReport:
         """What was done since the last report; also chooses whether the next slice takes times."""
         report = self._report
         slow = any(s > _SLOW * n for s, n in zip(report.seconds, report.timed, strict=True) if n)
-        self._batches += 1
-        self._choose(timed=slow or self._batches % _TIMED_EVERY == 0)
+        n = self._batches = self._batches + 1
+        self._choose(timed=slow or n % _TIMED_EVERY == 0 or n & (n - 1) == 0)
         return report
 
     def _choose(self, *, timed: bool) -> None:
@@ -151,27 +167,39 @@ class Chain:
         self._report = report = StepReport(len(self._steps), plain)
         self._received, self._produced = report.received, report.produced
         self._timed, self._seconds = report.timed, report.seconds
+        self.through: Through | None = self._plain_through if plain else None
         if self._on_error != "raise" or self._passes_failed:
             self.into: Into = self._guarded_into
         else:
-            self.into = self._timed_into if timed else self._plain_into if plain else self._many_into
+            self.into = self._timed_into if timed else self._many_into
 
     # -- the ways to run an item; all give the same outputs ------------------------------------------------------
 
-    def _plain_into(self, item: Any, outputs: list[Any]) -> None:
-        """Functions only: one output an item, or DROP; counts nobody who comes through."""
-        calls = iter(self._calls)
-        try:
-            for call in calls:
-                item = call(item)
-                if item is DROP:
-                    self._dropped(len(self._calls) - length_hint(calls) - 1)
-                    return
-        except BaseException:
-            self._at, self._culprit = len(self._calls) - length_hint(calls) - 1, item
-            self._dropped(self._at)
-            raise
-        outputs.append(item)
+    def _plain_through(self, items: Any, values: list[Any], ends: list[int], words: Any, clock: Any) -> None:
+        """Functions only (one output an item, or DROP), a whole slice in one loop; counts nobody who comes through."""
+        calls, append, done, count = self._calls, values.append, ends.append, words[STARTED]
+        deadline = clock.started + SLICE
+        for item in items:
+            count += 1
+            words[STARTED] = count
+            rest = iter(calls)
+            try:
+                for call in rest:
+                    item = call(item)
+                    if item is DROP:
+                        self._dropped(len(calls) - length_hint(rest) - 1)
+                        break
+                else:
+                    append(item)
+            except BaseException as error:
+                self._at = len(calls) - length_hint(rest) - 1
+                self._dropped(self._at)
+                if self._on_error == "raise" or not isinstance(error, _CAUGHT):
+                    raise
+                self._give_up(error, item, values)
+            done(len(values))
+            if perf_counter() >= deadline and (deadline := clock.extended()) == 0.0:
+                return
 
     def _dropped(self, n: int) -> None:
         """Step `n` kept an item, which the count of outputs will miss."""
@@ -236,11 +264,6 @@ class Chain:
         if self._passes_failed and type(item) is Failed:
             outputs.append(item)
             self._report.failed += 1
-        elif self._report.plain:
-            try:
-                self._plain_into(item, outputs)
-            except _CAUGHT as error:
-                self._give_up(error, self._culprit, outputs)
         else:
             self._guarded_from(0, item, outputs)
 

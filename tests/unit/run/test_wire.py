@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import socket
 import threading
 from typing import Any
@@ -122,3 +124,37 @@ class Shy:
 def test_any_item_can_be_told_shortly() -> None:
     assert len(shorten({"text": "x" * 10**6, "more": list(range(10**5))})) <= 300
     assert "Shy" in shorten(Shy())
+
+
+class Refuses:
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise RuntimeError("not to be rebuilt")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_reading_leaves_the_garbage_collector_as_it_was(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    seen: list[bool] = []
+    gc.callbacks.append(lambda phase, info: seen.append(True))
+    try:
+        (gc.enable if on else gc.disable)()
+        pickled = wire.Packed(wire.dumps([{"x": [k]} for k in range(5000)]), [])
+        broken = wire.Packed(pickle.dumps(Refuses()), [])
+        seen.clear()
+        assert len(pickled.decode()) == 5000
+        assert len(seen) <= 2  # one collection may follow, its start and its stop
+        assert gc.isenabled() == on
+        with pytest.raises(RuntimeError, match="rebuilt"):
+            broken.decode()
+        assert gc.isenabled() == on
+        monkeypatch.setattr(threading, "active_count", lambda: 2)
+        seen.clear()
+        assert len(pickled.decode()) == 5000
+        assert bool(seen) == on  # somebody else might switch it: it is left alone
+    finally:
+        gc.callbacks.pop()
+        gc.enable()

@@ -559,3 +559,26 @@ def test_seeded_items_are_the_same_at_home_and_in_workers() -> None:
 def draw_slowly(x: float) -> float:
     busy(0, 0.001)
     return draw(x)
+
+
+def odd_only(x: int) -> Any:
+    return x if x % 2 else DROP
+
+
+def lock_at_9(x: int) -> Any:
+    return threading.Lock() if x == 9 else x
+
+
+@every_runner
+def test_counts_of_steps_with_a_key_for_each_item(runner: str) -> None:
+    with Pipeline([odd_only, lock_at_9], runner=runner, num_workers=2, assign=lambda x: x, on_error="skip") as pipeline:
+        assert len(list(pipeline.map(range(11, 1011)))) == 500
+        assert [(step.received, step.produced) for step in pipeline.statistics().steps] == [(1000, 500), (500, 500)]
+
+
+def test_counts_of_steps_around_a_result_that_cannot_leave_its_worker() -> None:
+    with Pipeline([lock_at_9], num_workers=1, on_error="skip") as pipeline:
+        assert list(pipeline.map(range(2000))) == [x for x in range(2000) if x != 9]
+        stats = pipeline.statistics()
+        assert (stats.finished, stats.skipped) == (2000, 1)
+        assert (stats.steps[0].received, stats.steps[0].produced) == (2000, 2000)

@@ -202,7 +202,7 @@ def test_one_slow_item_does_not_hold_back_the_others_when_unordered(tmp_path: Pa
     with Pipeline([WaitsForOthers(str(tmp_path / "go"))], num_workers=2, ordered=False) as pipeline:
         outputs = list(pipeline.map(range(400)))
     assert sorted(outputs) == list(range(400))
-    assert outputs.index(0) > 250
+    assert outputs.index(0) > 60  # the batch that item 300 is in may leave after it
 
 
 class WaitsForOthers:
