@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pipeline_recipes import ALGORITHMS, Recipe, packing, recipes, seen, settings_of_a_run
+from pipeline_recipes import ALGORITHMS, Recipe, deep_recipes, packing, recipes, seen, settings_of_a_run
 from test_topology_laws import LEGS, endless, fertile
 
 # a changed pack_flat may be given groups that leave out a dataset of this run, and says so
 pytestmark = pytest.mark.filterwarnings("ignore:pack_flat. in no group")
 LAW = settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+PAD = 7
+"""No token of a document."""
 CUT = st.sampled_from([1, 4, 13, 40])
 QUIET: dict[str, Any] = {"runner": "inline", "auto_validation": "off", "uneven": "keep"}
 KINDS = ("mixture", "datasets", "shards", "flush", "shuffle", "pack_flat", "batch")
@@ -55,23 +58,23 @@ def ungrouped(recipe: Recipe) -> Recipe:
 
 
 @st.composite
-def once(draw: st.DrawFn, max_lanes: int = 3, **fixed: Any) -> Recipe:
+def once(
+    draw: st.DrawFn, max_lanes: int = 3, drawn: Callable[[int], st.SearchStrategy[Recipe]] = recipes, **fixed: Any
+) -> Recipe:
     """A recipe whose rows come once."""
-    recipe = ungrouped(draw(recipes(max_lanes)))
+    recipe = ungrouped(draw(drawn(max_lanes)))
     return replace(recipe, source={**recipe.source, "exhausted_policy": "redistribute"}, **fixed)
 
 
 def padded(recipe: Recipe) -> Recipe:
     """Without drops at a flush, where rows longer than the documents between two flushes would never come."""
-    return replace(recipe, pack=recipe.pack and {**recipe.pack, "pad_token_id": 7})
+    return replace(recipe, pack=recipe.pack and {**recipe.pack, "pad_token_id": PAD})
 
 
 def tokens(items: list[Any]) -> list[int]:
     """Every token of these batches or records, padding aside."""
     rows = chain.from_iterable(item.records if hasattr(item, "records") else [item] for item in items)
-    return [
-        t for row in rows for t in row.payload["input_ids"][: len(row.payload["input_ids"]) - row.meta.padding_length]
-    ]
+    return [t for row in rows for t in row.payload["input_ids"] if t != PAD]
 
 
 def begin(recipe: Recipe, taken: int, **options: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -97,7 +100,7 @@ def acceptable(recipe: Recipe) -> set[str]:
 
 
 @LAW
-@given(st.data(), once(), st.integers(0, 12), CUT, CUT)
+@given(st.data(), once(drawn=deep_recipes), st.integers(0, 12), CUT, CUT)
 def test_nothing_delivered_comes_again(
     data: st.DataObject, recipe: Recipe, taken: int, cut: int, next_cut: int
 ) -> None:
@@ -118,7 +121,7 @@ def test_all_the_rest_comes_or_is_counted(data: st.DataObject, recipe: Recipe, t
         kept = {k: v for k, v in some.pack.items() if k not in ("num_bins", "min_sequence_length", "flush_strategy")}
         if "wrap" not in kept["algorithm"]:
             kept["algorithm"] = "wrap"
-        return replace(some, pack={**kept, "pad_token_id": 7})
+        return replace(some, pack={**kept, "pad_token_id": PAD})
 
     recipe = replace(cutting(recipe), batch=recipe.batch and {"microbatch_size": 2, "drop_last": False})
     new = cutting(data.draw(changed(recipe)))
@@ -134,7 +137,14 @@ def test_all_the_rest_comes_or_is_counted(data: st.DataObject, recipe: Recipe, t
 
 
 @LAW
-@given(st.data(), once(), st.integers(0, 12), st.lists(st.integers(0, 6), max_size=3), CUT, settings_of_a_run())
+@given(
+    st.data(),
+    once(drawn=deep_recipes),
+    st.integers(0, 12),
+    st.lists(st.integers(0, 6), max_size=3),
+    CUT,
+    settings_of_a_run(),
+)
 def test_a_changed_run_resumes_like_any_other(
     data: st.DataObject, recipe: Recipe, taken: int, stops: list[int], cut: int, options: dict[str, Any]
 ) -> None:
@@ -154,7 +164,7 @@ def test_a_changed_run_resumes_like_any_other(
 
 
 @LAW
-@given(st.data(), once(), st.lists(st.integers(0, 5), min_size=2, max_size=4), CUT)
+@given(st.data(), once(drawn=deep_recipes), st.lists(st.integers(0, 5), min_size=2, max_size=4), CUT)
 def test_changes_follow_each_other(data: st.DataObject, recipe: Recipe, stops: list[int], cut: int) -> None:
     before: list[int] = []
     items, state = begin(recipe, stops[0], cut_every=cut)
@@ -175,7 +185,7 @@ def test_another_row_length_continues_the_token_stream(
     data: st.DataObject, recipe: Recipe, taken: int, cut: int
 ) -> None:
     lengths = st.integers(1, 40)
-    old, new = ({"algorithm": "wrap", "max_length": data.draw(lengths), "pad_token_id": 7} for _ in range(2))
+    old, new = ({"algorithm": "wrap", "max_length": data.draw(lengths), "pad_token_id": PAD} for _ in range(2))
     batch = recipe.batch and {**recipe.batch, "drop_last": False}
     recipe = replace(recipe, batch=batch)
     whole = tokens(list(replace(recipe, pack=new).build(**QUIET)))
