@@ -410,3 +410,19 @@ def test_b065_another_tokenizer_or_other_options_are_another_recipe(tokenizer: T
     assert recipe(tokenizer, truncation=True, max_length=3) != recipe(tokenizer)
     other.add_tokens(["abc"])
     assert recipe(other) != recipe(tokenizer)
+
+
+@pytest.mark.parametrize("in_text", [False, True])
+@pytest.mark.parametrize("in_front", [False, True])
+def test_b059_one_begin_token_or_a_warning_that_shows_the_first_ids(in_text: bool, in_front: bool) -> None:
+    mode = "bos_eos" if in_front else "eos"
+    folder = Path(__file__).parents[1] / "golden" / "tokenizers" / "small"
+    settings = {"tokenizer_id": folder, "field": "text", "special_tokens": mode, "allow_special": True}
+    pipeline = of_rows([{"text": ("<|bos|>" if in_text else "") + "hello"}]).tokenize(**settings)
+    if in_text and in_front:
+        with pytest.warns(
+            UserWarning, match=r"begin token already.*first ids: \[0, 0, .*pass special_tokens='eos' or 'none'"
+        ):
+            pipeline.plan()
+    (record,) = list(pipeline)
+    assert record.payload["input_ids"].tolist().count(0) == in_text + in_front

@@ -34,6 +34,8 @@ PADDINGS = (False, True, "longest", "max_length", "do_not_pad")
 TRUNCATIONS = (False, True, "longest_first", "only_first", "do_not_truncate")
 TENSORS = (None, "np", "pt")
 
+_LOOKED_AT = 16
+"""Texts of the sample that are looked at for a begin token of their own."""
 PIECE_BITS = 20
 """A piece's ordinal is `ordinal of the row it was cut from << 20 | ordinal within that row`."""
 SPOT_BITS = 13
@@ -122,7 +124,22 @@ class Tokenize:
         if self.padding == "max_length":
             _ = self.pad_id
         texts = self._sample_texts(sample) if isinstance(sample, Block) else sample or ()
+        self._warn_of_two_begins(texts[:_LOOKED_AT])
         return replace(self, choice=choose_encoder(self.loaded, texts, self.encoder, notes=notes))
+
+    def _warn_of_two_begins(self, texts: Sequence[str]) -> None:
+        """A template has written the begin token already, and this operator would put another in front."""
+        before, _ = self.affixes
+        if not self.allow_special or not before:
+            return
+        for ids in self.loaded.encode(texts):
+            if len(ids) and ids[0] == before[-1]:
+                warnings.warn(
+                    f"tokenize: texts begin with the begin token already and special_tokens={self.special_tokens!r} puts another "
+                    f"in front (first ids: {[*before, *ids[:3].tolist()]}); pass special_tokens='eos' or 'none'",
+                    stacklevel=2,
+                )
+                return
 
     def _sample_texts(self, sample: Block) -> list[str]:
         """Texts of the sample. ConfigError if no row of it has the field: a wrong name should fail before the run."""
