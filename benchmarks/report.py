@@ -125,9 +125,9 @@ def machine() -> str:
     return f"{psutil.cpu_count()} x {model}, {memory} GiB, Python {platform.python_version()}, data in the page cache."
 
 
-def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's two markers."""
-    begin, end = "<!-- results -->", "<!-- end of results -->"
+def put_into(page: Path, text: str, part: str = "results") -> None:
+    """Replace what stands between the page's two markers for this part."""
+    begin, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
     old = page.read_text(encoding="utf-8")
     head, rest = old.split(begin)
     page.write_text(f"{head}{begin}\n\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")

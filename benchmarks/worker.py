@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     module = importlib.import_module(f"benchmarks.loaders.{args.loader}")
     imported = since_exec()
     loader: Loader = module.LOADER(args.workload, json.loads(args.options))
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), cpu_of_tree()
     if args.mode == "load":
         loader.restore(pickle.loads(Path(args.state).read_bytes()))  # noqa: S301 (written by the run before)
     loader.build()
@@ -123,6 +123,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "import_s": round(imported, 3),
         "build_s": round(built, 3),
         "first_batch_s": round(time.perf_counter() - start, 3),
+        "first_batch_cpu_s": round(cpu_of_tree() - cpu, 2),
         "first_from_exec_s": round(since_exec(), 3),
     }
     match args.mode:
