@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.core.block import Block, Column, Drop, Ragged, Text, field_roots, slice_column, to_list
+from headrace.core.block import Block, Column, Drop, Ragged, Text, field_roots, lookup, slice_column, to_list
 from headrace.core.op import BadRows, Fields, Worker
-from headrace.core.tokens import HIDDEN
+from headrace.core.tokens import HIDDEN, PADDING, column_lengths, find_tokens_field
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.named_fields import look_for
 from headrace.options import Validation
@@ -79,7 +79,7 @@ class MapTransform:
                     result = payload
                 kept.append(i)
                 rows.append(result)
-            return keep_rows(block, kept, dropped, self.name, "returned None").with_rows(rows)
+            return _with_rows(keep_rows(block, kept, dropped, self.name, "returned None"), rows)
 
         return transform
 
@@ -149,15 +149,16 @@ class MapBlock:
         unchecked = [self.validation != "off"]
 
         def transform(block: Block, bad: BadRows) -> Block:
-            columns = {k: _plain(c) for k, c in block.as_columns().items() if self.reads is None or k in self.reads}
+            shown = _shown(block).as_columns()
+            columns = {k: _plain(c) for k, c in shown.items() if self.reads is None or k in self.reads}
             result, keep = self._call(columns, len(block))
             if unchecked[0] and len(block) > 1:
                 unchecked[0] = False
                 self._check(columns, result, keep, len(block))
             if keep is None:
-                return block.with_columns(result)
+                return _with_columns(block, result)
             kept, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
-            return keep_rows(block, kept.tolist(), dropped.tolist(), self.name, "filtered").with_columns(result)
+            return _with_columns(keep_rows(block, kept.tolist(), dropped.tolist(), self.name, "filtered"), result)
 
         return transform
 
@@ -332,6 +333,28 @@ def _shown(block: Block) -> Block:
     if block.columns is None or HIDDEN.isdisjoint(block.columns):
         return block
     return block.with_columns({name: column for name, column in block.columns.items() if name not in HIDDEN})
+
+
+def _with_rows(block: Block, rows: list[Any]) -> Block:
+    """What a function made of each row."""
+    own = block.columns is not None and not HIDDEN.isdisjoint(block.columns)
+    if not own or not all(isinstance(row, Mapping) for row in rows):
+        return block.with_rows(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _with_columns(block, {name: [lookup(row, name) for row in rows] for name in names})
+
+
+def _with_columns(block: Block, columns: dict[str, Column]) -> Block:
+    """What a function made of these rows, and the library's own columns: a row with as many tokens as before is as padded."""
+    before = block.columns or {}
+    own = {name: before[name] for name in sorted(HIDDEN) if name in before}
+    padding = own.pop(PADDING, None)
+    name = find_tokens_field(before)
+    if padding is not None and name is not None and name in columns:
+        was, now = column_lengths(before[name], len(block)), column_lengths(columns[name], len(block))
+        if was is not None and now is not None:
+            own[PADDING] = np.where(was == now, np.asarray(padding), 0)
+    return block.with_columns({**columns, **own})
 
 
 def _is_one_value(column: Any) -> bool:

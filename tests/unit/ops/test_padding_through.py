@@ -39,3 +39,43 @@ def test_max_length_pads_to_a_fixed_width() -> None:
     first, _ = (b.to_training(dtype=np.int64, return_padding_mask=True) for b in batches("max_length", max_length=6))
     assert first["input_ids"].tolist() == [[0, 1, 5, 5, 5, 5], [5, 5, 5, 5, 5, 5]]
     assert first["padding_mask"].sum(axis=1).tolist() == [3, 4]
+
+
+def packed(then: Any) -> list[Any]:
+    data = Dataset.from_dict("toy", {0: InMemoryShard([{"input_ids": list(range(1, n))} for n in (4, 7)])})
+    pipeline = Pipeline(StaticMixtureWorkSource(datasets=[data], mixture={"toy": 1.0}, shuffle_shards=False))
+    pipeline.pack_flat(6, algorithm="wrap", pad_token_id=1)
+    return list(then(pipeline).batch(2).options(runner="inline"))
+
+
+def renamed(columns: dict[str, Any]) -> dict[str, Any]:
+    assert not [name for name in columns if name.startswith("_")]
+    return {**columns, "also": columns["input_ids"]}
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda p: p,
+        lambda p: p.map_transform(lambda row: row),
+        lambda p: p.map_transform(renamed).map_transform(renamed),
+        lambda p: p.map_block(renamed),
+        lambda p: p.map_block(lambda columns: (columns, [True] * len(columns["input_ids"]))),
+        lambda p: p.filter(bool).map_transform(renamed).filter(bool),
+    ],
+)
+def test_padding_of_packed_rows_passes_through_functions_that_keep_their_length(then: Any) -> None:
+    (batch,) = packed(then)
+    assert [record.meta.padding_length for record in batch.records] == [0, 3]
+    view = batch.to_training(dtype=np.int64, return_labels=True, return_padding_mask=True)
+    assert view["input_ids"].tolist() == [[1, 2, 3, 1, 2], [4, 5, 6, 1, 1]]
+    assert view["labels"].tolist() == [[2, 3, 1, 2, 3], [5, 6, -100, -100, -100]]
+
+
+def test_rows_that_a_function_cut_are_not_padded_any_more() -> None:
+    def cut(row: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": row["input_ids"][:3]}
+
+    (batch,) = packed(lambda p: p.map_transform(cut))
+    assert [record.meta.padding_length for record in batch.records] == [0, 0]
+    assert [list(record.payload["input_ids"]) for record in batch.records] == [[1, 2, 3], [4, 5, 6]]
