@@ -46,7 +46,8 @@ def build(
     settings = {"chunk_size": 16, "exhausted_policy": "redistribute", **source}
     mixture = MixtureSpec(weights or {d.name: 1.0 for d in datasets})
     pipeline = Pipeline(StaticMixtureWorkSource(datasets=datasets, mixture=mixture, **settings))
-    pipeline.options(canonical_replicas=lanes, auto_validation="off", runner="inline", uneven="keep", **(options or {}))
+    running = {"runner": "inline", "uneven": "keep", **(options or {})}
+    pipeline.options(canonical_replicas=lanes, auto_validation="off", **running)
     return pipeline.filter(keep).map_transform(tokens).shuffle(buffer_size=10).batch(size)
 
 
@@ -293,3 +294,16 @@ def test_another_function_passes_over_one_cut_interval_and_what_was_held(taken: 
     assert not before & came
     held = 10 + 3  # a shuffle buffer and a batch that is not full
     assert 180 - len(before) - len(came) <= held + 8
+
+
+@pytest.mark.parametrize(
+    "options", [{"mtp_mode": True}, {"runner": "threads"}, {"runner": "process", "max_workers": 1}]
+)
+def test_a_change_is_the_same_wherever_the_engine_runs(options: dict[str, Any]) -> None:
+    def changed(**more: Any) -> list[Any]:
+        pipeline = build(weights={"b": 1.0, "c": 3.0}, size=3, options=more)
+        pipeline.restore(state, accept={"mixture", "batch"})
+        return [([r.meta.sample_id for r in b.records], pipeline.checkpoint(as_bytes=True)) for b in pipeline]
+
+    state = after(5, build())
+    assert changed(**options) == changed()
