@@ -15,7 +15,7 @@ from headrace.run.wire import Packed
 
 
 class InlineExecutor:
-    """Runs one slice of the oldest batch whenever it is asked for results."""
+    """Runs one slice of the oldest batch of the latest group whenever it is asked for results."""
 
     def __init__(self, config: ExecutorConfig) -> None:
         """Build the function at once."""
@@ -61,13 +61,16 @@ class InlineExecutor:
         del timeout
         if not self._queue:
             return []
-        batch, start = self._queue.pop()  # the latest stage first: what is nearly done leaves first
+        at = max(range(len(self._queue)), key=lambda n: self._queue[n][0].group)  # what is nearly done leaves first
+        batch, start = self._queue[at]
         if isinstance(batch.items, Packed):
             batch.items = batch.items.decode()
         function = self._functions[batch.group]
         done = run_slice(function, batch.items, (start, batch.count), batch.first, self._words)
         if done.end < batch.count:
-            self._queue.append((batch, done.end))
+            self._queue[at] = (batch, done.end)
+        else:
+            del self._queue[at]
         self._stats.items += done.end - start
         self._stats.busy += done.seconds
         failure = done.failure

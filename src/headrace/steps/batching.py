@@ -15,6 +15,7 @@ INLINE_SECONDS = 0.0003  # nothing is sent: a batch only spreads the bookkeeping
 TARGET_BYTES = 64 * 1024
 MOST = 1024
 _GROWTH = 4
+THREADS_MOST = 64  # what is not sent is not weighed either, so only the number bounds what waits in memory
 INLINE_MOST = 512  # what is pulled for a cheap batch must be worked off here even if it turns out dear
 
 

@@ -26,7 +26,7 @@ from headrace.run import supervise, wire
 from headrace.run.executor import Paced
 from headrace.run.failure import from_exception, unpack
 from headrace.run.shm import Recycler
-from headrace.steps.batching import BatchSize
+from headrace.steps.batching import THREADS_MOST, BatchSize
 from headrace.steps.emission import BLOCK, Emission, batches
 from headrace.steps.source import Pulled
 
@@ -271,7 +271,7 @@ class ThreadPort:
 
     def _run(self) -> None:
         try:
-            size = BatchSize(most=64)
+            size = BatchSize(most=THREADS_MOST)
             for items, seconds in batches(self._reader, size):
                 size.observe(len(items), seconds, 0)
                 self._put(Pulled(items, len(items)))

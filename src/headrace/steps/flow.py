@@ -22,7 +22,7 @@ from headrace.run.failure import Failure
 from headrace.run.inline import InlineExecutor
 from headrace.run.task import DEEPEST
 from headrace.run.wire import Packed
-from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, TARGET_BYTES, BatchSize
+from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, MOST, TARGET_BYTES, THREADS_MOST, BatchSize
 from headrace.steps.failed import Failed
 from headrace.steps.settings import Settings
 from headrace.steps.source import Pulled
@@ -44,7 +44,9 @@ class StageFlow:
         self.settings = settings
         self.ledger = ledger
         self.keyed = settings.assign is not None
-        self.size = BatchSize() if background else BatchSize(INLINE_SECONDS, INLINE_MOST)
+        self.size = BatchSize(most=THREADS_MOST if settings.runner == "threads" else MOST)
+        if not background:
+            self.size = BatchSize(INLINE_SECONDS, INLINE_MOST)
         self.window: Window[Any] = Window(self.ahead(), ordered=settings.ordered)
         self.inbox: deque[Any] = deque()
         self.closed = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.steps import Pipeline
+from headrace.errors import WorkerDied
+from headrace.steps import Pipeline, emit
 
 HANG = 100.0
 
@@ -134,6 +137,12 @@ def test_b075_a_run_starts_after_a_killed_one_and_beside_another(tmp_path: Path)
     both = [start("end"), start("end")]
     assert [one.communicate(timeout=HANG)[0] for one in both] == ["here\n"] * 2
     assert [one.returncode for one in both] == [0, 0]
+
+
+def test_b075_sixteen_workers() -> None:
+    with Pipeline([tag], num_workers=16) as pipeline:
+        outputs = list(pipeline.map(range(400)))
+    assert [x for x, _ in outputs] == list(range(400))
 
 
 # -- B079: every worker gives everything; random numbers equal in all workers ------------------------------------------
@@ -269,6 +278,127 @@ def test_large_items_both_ways_with_one_worker_and_a_small_window() -> None:
     with Pipeline([keep], num_workers=1, slab_bytes=0) as pipeline:
         sizes = [len(out) for out in pipeline.map(bytes(5_000_000) for _ in range(6))]
     assert sizes == [5_000_000] * 6
+
+
+@pytest.mark.parametrize("runner", ["inline", "threads", "process"])
+def test_a_slow_source_does_not_hold_back_what_is_finished(runner: str) -> None:
+    delivered: list[int] = []
+
+    def source() -> Iterator[int]:
+        until = time.monotonic() + HANG
+        for x in count():
+            if delivered:
+                return
+            assert time.monotonic() < until, "nothing came while the source went on"
+            time.sleep(0.01)
+            yield x
+
+    with Pipeline([keep], num_workers=2, runner=runner) as pipeline:
+        for x in pipeline.map(source()):
+            delivered.append(x)  # noqa: PERF402 (the source looks at it meanwhile)
+    assert delivered == list(range(len(delivered)))
+
+
+@pytest.mark.parametrize("runner", ["inline", "threads", "process"])
+def test_a_slow_later_stage_bounds_what_the_first_one_takes(runner: str, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    pulled: list[int] = []
+
+    def source() -> Iterator[bytes]:
+        for k in range(10_000):
+            pulled.append(k)
+            yield bytes(20_000)
+
+    def later(block: bytes) -> int:
+        while runner != "inline" and not gate.exists():
+            time.sleep(0.01)
+        return len(block)
+
+    with Pipeline([keep, later], mode="staged", num_workers=[2, 1], runner=runner) as pipeline:
+        outputs = pipeline.map(source())
+        threading.Timer(1.0, gate.touch).start()
+        assert next(outputs) == 20_000
+        assert len(pulled) < (1000 if runner != "threads" else 3000)
+        assert list(outputs) == [20_000] * 9999
+
+
+@pytest.mark.parametrize("runner", ["inline", "threads", "process"])
+@pytest.mark.parametrize("items", [4, 10])
+@pytest.mark.parametrize("mode", ["fused", "staged"])
+def test_an_error_is_raised_however_few_items_there_are(runner: str, items: int, mode: str) -> None:
+    got: list[int] = []
+    with Pipeline(
+        [keep, last_fails], runner=runner, mode=mode, num_workers=1 if mode == "fused" else [1, 1]
+    ) as pipeline:
+        with pytest.raises(LookupError, match="the last"):
+            got.extend(pipeline.map([*range(items - 1), "last"]))
+        assert got == list(range(items - 1))
+        assert list(pipeline.map(range(3))) == [0, 1, 2]
+
+
+def last_fails(x: Any) -> Any:
+    if x == "last":
+        raise LookupError("the last")
+    return x
+
+
+def test_a_death_names_its_item_and_what_else_the_worker_held() -> None:
+    told = r"SIGKILL.*working on item 3 \('#3'\), after 1 attempts"
+    with (
+        Pipeline([dies_at_3], num_workers=1, max_retries=0) as pipeline,
+        pytest.raises(WorkerDied, match=told) as caught,
+    ):
+        list(pipeline.map(f"#{k}" for k in range(30)))
+    assert re.search(r"it also held '#\d+'", str(caught.value))
+
+
+def dies_at_3(x: str) -> str:
+    if x == "#3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_a_worker_deaf_to_sigterm_is_killed_when_the_pipeline_closes() -> None:
+    pipeline = Pipeline([deaf], num_workers=1, ordered=False).start()
+    outputs = pipeline.map(["pid", "sleep"])
+    pid = next(outputs)
+    pipeline.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def deaf(what: str) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if what == "sleep":
+        time.sleep(10 * HANG)
+    return os.getpid()
+
+
+@pytest.mark.parametrize("emitters", [1, 3, 8])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_item_of_every_emitter_comes_through_although_workers_are_killed(
+    emitters: int, workers: int, tmp_path: Path
+) -> None:
+    readers = [range(1000 * k, 1000 * k + 300) for k in range(emitters)]
+    with Pipeline([Fragile(tmp_path)], num_workers=workers, ordered=False) as pipeline:
+        emit(readers, pipeline)
+        outputs = Counter(pipeline)
+    assert outputs == Counter({(x, n): 1 for reader in readers for x in reader for n in range(x % 3)})
+    assert pipeline.statistics().workers.deaths == 2
+
+
+class Fragile:
+    """None, one or two outputs an item; the first time that it meets item 50, and item 250, its worker is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, x: int) -> Iterator[tuple[int, int]]:
+        for n in range(x % 3):
+            yield x, n
+        if x in (50, 250) and not (self.folder / str(x)).exists():
+            (self.folder / str(x)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
