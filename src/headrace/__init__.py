@@ -11,8 +11,9 @@ Names are imported when they are first used, so that `import headrace` costs nex
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.lazy import lazy
 
 if TYPE_CHECKING:
     from headrace.core.training_config import TrainingConfig, check_training_config
@@ -58,15 +59,4 @@ _HOMES = {
     "install_as_zephon": "headrace.integrations.zephon",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _HOMES)

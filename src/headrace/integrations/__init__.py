@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.lazy import lazy
 
 if TYPE_CHECKING:
     from headrace.integrations.torch_data import PipelineDataset, StatefulPipelineDataset, load_loader_state
@@ -22,13 +23,4 @@ _HOMES = {
     "options_from_mesh": "headrace.integrations.torch_mesh",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headrace.integrations' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names are imported when they are first used: a worker that only reads files pays
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from headrace.lazy import lazy
 
 if TYPE_CHECKING:
     from headrace.ops.chat.tokenize import LossScope, SpanSource
@@ -27,11 +28,4 @@ _HOMES = {
     "SpanSource": "headrace.ops.chat.tokenize",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headrace.ops' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.lazy import lazy
 from headrace.parallel.action import Action, Kind
 from headrace.parallel.builders.registry import build as build_schedule
 from headrace.parallel.builders.registry import schedules
@@ -82,16 +83,13 @@ _TORCH = {
     "split_model": "headrace.parallel.torch_stage",
 }
 
+_get, __dir__ = lazy(__name__, _TORCH)
+
 
 def __getattr__(name: str) -> object:
     """Resolve the torch half on first use; without torch the error says which extra to install."""
-    module = _TORCH.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
     try:
-        return getattr(importlib.import_module(module), name)
+        return _get(name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -100,11 +98,6 @@ def __getattr__(name: str) -> object:
             "Building, proving, simulating, planning and drawing schedules work without it",
             name="torch",
         ) from error
-
-
-def __dir__() -> list[str]:
-    """All public names, those that need torch included."""
-    return sorted({*globals(), *_TORCH})
 
 
 __all__ = [

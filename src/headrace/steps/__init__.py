@@ -11,12 +11,11 @@ Names are imported when they are first used: a worker process loads the chain of
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from typing import Any
+from headrace.lazy import lazy
 
+if TYPE_CHECKING:
     from headrace.steps.chain import DROP, iterate
     from headrace.steps.emit import emit
     from headrace.steps.failed import Failed
@@ -27,22 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["DROP", "Failed", "FileReader", "Pipeline", "Statistics", "StepStatistics", "emit", "iterate", "split_seeks"]
 
 _HOMES = {
-    "DROP": "chain",
-    "Failed": "failed",
-    "FileReader": "readers",
-    "Pipeline": "pipeline",
-    "Statistics": "statistics",
-    "StepStatistics": "statistics",
-    "emit": "emit",
-    "iterate": "chain",
-    "split_seeks": "readers",
+    "DROP": "headrace.steps.chain",
+    "Failed": "headrace.steps.failed",
+    "FileReader": "headrace.steps.readers",
+    "Pipeline": "headrace.steps.pipeline",
+    "Statistics": "headrace.steps.statistics",
+    "StepStatistics": "headrace.steps.statistics",
+    "emit": "headrace.steps.emit",
+    "iterate": "headrace.steps.chain",
+    "split_seeks": "headrace.steps.readers",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headrace.steps' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"headrace.steps.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy(__name__, _HOMES)
