@@ -288,3 +288,15 @@ def test_what_depends_on_its_group_is_named() -> None:
     )
     with pytest.raises(OperatorError, match="gave a dict"):
         list(Pipeline(source()).add_op("mine", process_many=lambda rs: [r.payload for r in rs]).batch(2))
+
+
+def test_samples_in_pieces_count_with_their_first() -> None:
+    """A first piece that does not come back is a dropped sample, whatever becomes of the others."""
+    seconds = Pipeline(source(8)).add_op("twice", process_many=twice_the_even)
+    seconds.add_op("seconds", process_many=lambda rs: [r for r in rs if r.meta.lineage == (1,)])
+    for chain in (seconds, thirds(Pipeline(source(8)).add_op("twice", process_many=twice_the_even).shuffle(3))):
+        list(pipeline := chain.batch(1, drop_last=False))
+        summary = pipeline.metrics_snapshot()
+        assert summary is not None
+        (data,) = summary.datasets
+        assert data.delivered + sum(data.dropped.values()) == data.handed_out == 8

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, Block, Drop, Ints, Origin
+from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, PIECE, Block, Drop, Ints, Origin
 from headrace.core.op import Fields
-from headrace.custom.stateless import check_name
+from headrace.custom.stateless import check_name, refuse_packed
 from headrace.custom.values import pack_value, unpack_value
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.map import function_name, require_callable
@@ -94,13 +93,15 @@ class StatefulRun:
         self._spec, self._lane = spec, lane
         self._begun, self._state = False, None
         self._waiting: dict[tuple[int, int], list[int]] = {}
-        """Ids of samples of which nothing has left, by chunk and offset, in the order in which they came."""
+        """Ids of samples whose first piece has not left, by chunk and offset, in the order in which they came."""
 
     def push(self, block: Block) -> list[Block]:
         """One record after the other."""
+        refuse_packed(self._spec.name, block)
         out: Records = []
-        for record, ids in zip(records_from_block(block), block.origin.firsts().tolist(), strict=True):
-            self._waiting.setdefault((ids[CHUNK], ids[OFFSET]), ids)
+        for record, ids in zip(records_from_block(block), block.origin.ids.tolist(), strict=True):
+            if not ids[PIECE]:  # a sample counts with its first piece
+                self._waiting[ids[CHUNK], ids[OFFSET]] = ids
             if not self._begun:
                 self._begun, self._state = True, self._call("init_state")
             result = self._call("push", self._state, [record])
@@ -174,17 +175,15 @@ class StatefulRun:
         return self._made(out, drops)
 
     def _leave(self, out: Records) -> list[list[int]]:
-        """Take what leaves off the list of those that wait; those that were passed over, where the order is kept."""
-        if not out:
-            return []
+        """Take what leaves off the list of those that wait; and those that came before it, where the order is kept."""
         gone: list[list[int]] = []
         for record in out:
             key = (record.meta.chunk_id, record.meta.chunk_offset)
-            self._waiting.pop(key, None)
-        if self._spec.preserves_cursor_order:
-            last = (out[-1].meta.chunk_id, out[-1].meta.chunk_offset)
-            passed = list(takewhile(lambda key: key < last, self._waiting))  # listed in the order in which they came
-            gone += [self._waiting.pop(key) for key in passed]
+            if any(record.meta.lineage) or key not in self._waiting:
+                continue
+            while self._spec.preserves_cursor_order and (passed := next(iter(self._waiting))) != key:
+                gone.append(self._waiting.pop(passed))
+            del self._waiting[key]
         return gone
 
     def _drop(self, ids: list[list[int]]) -> Drop:

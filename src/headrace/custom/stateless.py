@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.core.block import CHUNK, OFFSET, Block, Drop, Origin
+from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Drop, Origin
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.map import function_name, require_callable, same
@@ -72,14 +72,16 @@ class RecordOp:
         unchecked = [self.validation != "off"]
 
         def run(block: Block, bad: BadRows) -> Block:
+            refuse_packed(self.name, block)
             if unchecked[0] and len(block) > 1:
                 unchecked[0] = False
                 self._check(process, block)
             out = self._call(process, records_from_block(block))
-            left = {(record.meta.chunk_id, record.meta.chunk_offset) for record in out}
-            ids = block.origin.firsts()
-            gone = [row for row, key in enumerate(map(tuple, ids[:, [CHUNK, OFFSET]].tolist())) if key not in left]
             made = block_from_records(out) if out else Block(block.lane, Origin.empty(), None, [])
+            place, ids = [CHUNK, OFFSET, PIECE], block.origin.ids  # a sample counts with its first piece
+            left = set(map(tuple, made.origin.ids[:, place].tolist()))
+            rows = enumerate(map(tuple, ids[:, place].tolist()))
+            gone = [row for row, key in rows if not key[2] and key not in left]
             drops = (
                 (*block.drops, Drop(self.name, "not handed on", ids[np.array(gone, np.int64)])) if gone else block.drops
             )
@@ -115,6 +117,14 @@ class RecordOp:
             if self.validation == "strict":
                 raise OperatorError(message)
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def refuse_packed(name: str, block: Block) -> None:
+    """A packed row is many records; functions over one row of it are `map_transform` and `map_batch`."""
+    if block.origin.rows is not None:
+        raise ConfigError(
+            f"{name}() after packing: its rows are parts of many records; call it before, or use map_transform()"
+        )
 
 
 def record_op(name: str, process_many: Any) -> RecordOp:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import Block, Ints, Origin
-from headrace.errors import CheckpointError
+from headrace.core.block import Block, Ints, Origin, concat_blocks
+from headrace.errors import CheckpointError, RecordError
 from headrace.ops.pack.fields import AlignedFields
 from headrace.ops.pack.shape import RowShape, packed_block, pad_rows, padding_of
 
 
-def assemble_rows(records: Block, origin: Origin, fields: AlignedFields, shape: RowShape) -> Block:
-    """Rows named by `origin` (with spans) from `records`: documents in any order, each at least once."""
+def assemble_rows(records: Block, origin: Origin, fields: Callable[[], AlignedFields], shape: RowShape) -> Block:
+    """Rows named by `origin` (with spans) from `records`: documents in any order, each at least once, maybe with others.
+
+    Rows that were packed before and after a flush may have other fields; then each is put together by itself.
+    """
     if origin.rows is None or origin.spans is None:
         raise CheckpointError("pack_flat: packed rows are named by segments and spans; this origin has none")
-    documents = fields.align(records)
+    try:
+        return _assembled(records, origin, fields(), shape)
+    except RecordError:
+        rows = [origin.slice(row, row + 1) for row in range(len(origin))]
+        return concat_blocks([_assembled(records, row, fields(), shape) for row in rows])
+
+
+def _assembled(records: Block, origin: Origin, fields: AlignedFields, shape: RowShape) -> Block:
+    """Rows whose documents have the same fields. Others among `records` (that packing refused) are not looked at."""
+    assert origin.rows is not None and origin.spans is not None
+    wanted = _find(records.origin.ids, origin.ids)
+    _, first = np.unique(wanted, return_index=True)
+    documents = fields.align(records.take(wanted[np.sort(first)]))
     starts = documents.offsets[_find(documents.ids, origin.ids)] + origin.spans[:, 0]
     padding = padding_of(origin, shape)
     bounds = list(zip(starts.tolist(), (starts + origin.spans[:, 1]).tolist(), strict=True))

@@ -164,7 +164,7 @@ class PackFlat:
 
     def assemble(self, records: Block, origin: Origin) -> Block:
         """Rebuild the packed rows named by `origin` from the documents they were made of."""
-        return assemble_rows(records, origin, self._fields(), self._shape())
+        return assemble_rows(records, origin, self._fields, self._shape())
 
     def _fields(self) -> AlignedFields:
         return AlignedFields(self.tokens_field, self.pad_token_id, self.emit_positions)
