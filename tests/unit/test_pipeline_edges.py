@@ -239,3 +239,20 @@ def test_each_rank_has_a_quarantine_file_of_its_own(tmp_path: Path) -> None:
     shape = {"world_size": 2, "global_rank": 1, "uneven": "keep"}
     list(pipeline.options(on_error="quarantine", quarantine_path=name, **shape))
     assert [path.name for path in tmp_path.iterdir()] == ["bad.1.jsonl"]
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_dropping_a_packed_row_drops_the_documents_that_begin_in_it(policy: str) -> None:
+    rows = [{"input_ids": [i, i, i]} for i in range(40)]
+
+    def choose(row: dict[str, Any]) -> bool:
+        if policy == "skip" and int(row["input_ids"][0]) % 3 != 1:
+            raise ValueError("not this one")
+        return int(row["input_ids"][0]) % 3 == 1
+
+    pipeline = Pipeline(source(rows)).pack_flat(4, algorithm="wrap").filter(choose).batch(1).options(on_error=policy)
+    assert len(list(pipeline)) == 10
+    summary = pipeline.metrics_snapshot()
+    assert summary is not None
+    (data,) = summary.datasets
+    assert (data.delivered, sum(data.dropped.values()), data.handed_out) == (13, 27, 40)

@@ -250,6 +250,10 @@ class Origin:
         a, b = int(self.rows[start]), int(self.rows[stop])
         return Origin(self.ids[a:b], self.rows[start : stop + 1] - a, None if self.spans is None else self.spans[a:b])
 
+    def begun(self) -> Ints:
+        """The records that begin in these rows, int64 `[k, 7]`: all but segments of packed rows that go on from earlier ones."""
+        return self.ids if self.spans is None else self.ids[self.spans[:, 0] == 0]
+
     def firsts(self) -> Ints:
         """The first segment of each row, int64 `[n, 7]`; -1 for a row of nothing but padding."""
         if self.rows is None:

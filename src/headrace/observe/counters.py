@@ -98,8 +98,7 @@ class Deliveries:
         recent, self._recent = self._recent, []
         if not recent:
             return
-        begun = [o.ids if o.spans is None else o.ids[o.spans[:, 0] == 0] for o in recent]
-        ids = np.concatenate(begun)
+        ids = np.concatenate([origin.begun() for origin in recent])
         for dataset, n in _by_dataset(ids[ids[:, PIECE] == 0]):
             self._by_dataset[dataset] += n
 

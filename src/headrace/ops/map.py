@@ -302,7 +302,7 @@ def keep_rows(block: Block, kept: list[int], dropped: list[int], operator: str, 
     """`kept` rows of the block, with `dropped` on its account."""
     out = block if len(kept) == len(block) else block.take(np.asarray(kept, np.int64))
     if dropped:
-        out = out.dropping(Drop(operator, reason, block.origin.ids[np.asarray(dropped, np.int64)]))
+        out = out.dropping(Drop(operator, reason, block.origin.take(np.asarray(dropped, np.int64)).begun()))
     return out
 
 

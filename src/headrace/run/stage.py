@@ -137,11 +137,11 @@ def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, 
     drops = []
     for k in order:
         at, error = bad.rows[k], bad.errors[k]
-        ids = block.origin.slice(at, at + 1).ids
+        row = block.origin.slice(at, at + 1)
         reason = f"{policy}: {type(error).__name__}"
         refusal = Refusal.of(error, None if payloads is None else payloads[at], keep=policy == "quarantine")
-        faults.append(Fault(name, refusal.cause, ids[0], refusal.payload))
-        drops.append(Drop(name, reason, ids))
+        faults.append(Fault(name, refusal.cause, row.ids[0], refusal.payload))
+        drops.append(Drop(name, reason, row.begun()))
     return out.dropping(*drops)
 
 

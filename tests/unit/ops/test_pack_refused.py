@@ -142,12 +142,12 @@ def test_the_operator_s_own_policy_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_batch_of_rows_from_both_sides_of_a_flush_is_restored(policy: str) -> None:
     """Fields are learnt anew after a flush, so rows held behind the packer need not have the same ones."""
-    rows = [{"input_ids": [i, i], **({"odd": [1, 1]} if i >= 8 else {})} for i in range(24)]
+    rows = [{"input_ids": [i, i], **({"odd": [1, 1]} if i // 8 % 2 else {})} for i in range(48)]
     data = Dataset.from_dict("docs", {0: InMemoryShard(rows)})
 
     def build() -> Pipeline:
         work = StaticMixtureWorkSource([data], {"docs": 1}, chunk_size=8)
-        chain = Pipeline(work).pack_flat(4, algorithm="wrap", on_error=policy).batch(5, drop_last=False)
+        chain = Pipeline(work).pack_flat(4, algorithm="wrap", on_error=policy).batch(7)
         return chain.options(flush_every_k_chunks=1, cut_every=1, runner="inline")
 
     def tokens(items: Any) -> list[Any]:
