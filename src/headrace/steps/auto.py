@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from time import perf_counter
 from typing import Any
 
@@ -22,8 +23,11 @@ Lists = Generator[list[Any], None, None]
 FACTOR = 2.0
 _FIXED = 0.5e-6  # seconds of bookkeeping an item in a batch of many
 _MESSAGE = 20e-6  # seconds a message; a batch holds items for about 5 ms, so small items share it
-_ENOUGH_SECONDS = 0.02  # of work, to decide
+_ENOUGH_SECONDS = 0.02  # of work, to decide, in so many stretches at least
+_STRETCHES = 8
+_AT_MOST_SECONDS = 0.1
 _ENOUGH_ITEMS = 256
+_LARGE = 1 << 16  # bytes; keeping many of such outputs makes every next one take cold memory, and look dear
 _PATIENCE = 0.1  # seconds of work between two thoughts about whether staying still pays
 
 
@@ -46,10 +50,10 @@ class Verdict:
         return f"in this process: {figures}; below {FACTOR:g} times the transport a worker process only costs time"
 
 
-def judge(work: float, samples: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
+def judge(work: float, samples: Sequence[Any], outputs: Sequence[Any], outputs_an_item: float) -> Verdict:
     """Weigh `work` seconds an item against sending such items out and such outputs back."""
     try:
-        transport = _transport(samples) + _transport(outputs) * len(outputs) / max(1, len(samples))
+        transport = _transport(samples) + _transport(outputs) * outputs_an_item
     except Exception as error:  # noqa: BLE001 (whatever pickling a user's object raises)
         return Verdict(False, work, float("inf"), f"the items or their outputs cannot be pickled ({error})")
     return Verdict(work > FACTOR * transport, work, transport)
@@ -100,18 +104,26 @@ class AtHome:
     def decide(self) -> Lists:
         """Run as many items as a decision needs, and make it."""
         samples: list[Any] = []
-        costs: list[float] = []
+        costs: list[float] = []  # an item, in each stretch: the first ones also pay for cold memory and imports
+        items, busy, given = 0, 0.0, 0
 
         def enough() -> bool:
+            nonlocal items, busy
             stats = self.statistics
-            if stats.items:
-                costs.append(stats.busy / stats.items)
-            return len(costs) > 1 and (stats.busy > _ENOUGH_SECONDS or stats.items >= _ENOUGH_ITEMS)
+            if stats.items > items:
+                costs.append((stats.busy - busy) / (stats.items - items))
+                items, busy = stats.items, stats.busy
+            worked = stats.busy > (_ENOUGH_SECONDS if len(costs) >= _STRETCHES else _AT_MOST_SECONDS)
+            return len(costs) > 1 and (worked or stats.items >= _ENOUGH_ITEMS)
 
         for out in self._until(enough):
-            samples.extend(out[: max(0, len(self._source.samples) - len(samples))])
+            given += len(out)
+            kept = samples or out[:1]
+            enough_kept = 2 if kept and getsizeof(kept[0]) > _LARGE else len(self._source.samples)
+            samples.extend(out[: max(0, enough_kept - len(samples))])
             yield out
-        self.verdict = judge(min(costs, default=0.0), self._source.samples, samples)
+        work = sorted(costs)[(len(costs) - 1) // 2] if costs else 0.0
+        self.verdict = judge(work, self._source.samples, samples, given / max(1, self.statistics.items))
 
     def stay(self) -> Lists:
         """Run here for as long as that pays."""
