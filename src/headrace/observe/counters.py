@@ -1,12 +1,13 @@
 """Always-on counters: what every operator did, where every sample went.
 
-Plain integers, written by one thread each and read by anyone. Per-batch work is one list append; the sums are made when
-someone asks, or once in `SETTLE_EVERY` batches.
+Plain integers, written by one thread each and read by anyone. Per-batch work is one append; the sums are made when
+someone asks, or once in `SETTLE_EVERY` times.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,13 +37,47 @@ class OperatorCounters:
         self.busy_ns += busy_ns
 
 
+class SampleCounts:
+    """Samples by dataset id. One thread adds, any may ask."""
+
+    __slots__ = ("_lock", "_recent", "_sums")
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._sums: Counter[int] = Counter()
+        self._recent: deque[Ints] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, ids: Ints) -> None:
+        """Count rows of origins. A sample cut into pieces counts with its first."""
+        self._recent.append(ids)
+        if len(self._recent) >= SETTLE_EVERY:
+            self._settle()
+
+    def sums(self) -> Counter[int]:
+        """What was counted so far."""
+        self._settle()
+        return self._sums.copy()
+
+    def _settle(self) -> None:
+        with self._lock:
+            recent = [self._recent.popleft() for _ in range(len(self._recent))]
+            if not recent:
+                return
+            pieces = np.concatenate([ids[:, PIECE] for ids in recent])
+            datasets = np.concatenate([ids[:, DATASET] for ids in recent])
+            counts = np.bincount(datasets[pieces == 0] if pieces.any() else datasets)
+            for dataset in np.flatnonzero(counts).tolist():
+                self._sums[dataset] += int(counts[dataset])
+
+
 @dataclass(slots=True)
 class Counters:
     """The engine's side of a run."""
 
     operators: list[OperatorCounters]
     datasets: dict[int, str]
-    handed_out: Counter[int] = field(default_factory=Counter)
+    handed_out: SampleCounts = field(default_factory=SampleCounts)
     dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
     dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: int = 0
@@ -51,13 +86,14 @@ class Counters:
 
     def hand_out(self, ids: Ints) -> None:
         """Count pointers leaving the curriculum."""
-        for dataset, n in _by_dataset(ids):
-            self.handed_out[dataset] += n
+        self.handed_out.add(ids)
 
     def drop(self, drops: Iterable[Drop]) -> None:
         """Count samples (and tokens) that ended early."""
         for drop in drops:
-            for dataset, n in _by_dataset(drop.ids[drop.ids[:, PIECE] == 0]):
+            lost = SampleCounts()
+            lost.add(drop.ids)
+            for dataset, n in lost.sums().items():
                 self.dropped[dataset, drop.operator, drop.reason] += n
             if drop.refusal is not None and self.log is not None:
                 self.refused += 1
@@ -77,34 +113,15 @@ class Deliveries:
     """Masked batches that filled steps at the end."""
     left_over: Deliveries | None = None
     """Batches past the last step that every group could fill: made, and not delivered."""
-    _by_dataset: Counter[int] = field(default_factory=Counter)
-    _recent: list[Origin] = field(default_factory=list)
+    _samples: SampleCounts = field(default_factory=SampleCounts)
 
     def add(self, origin: Origin, tokens: int) -> None:
         """Count one delivered batch or record."""
         self.batches += 1
         self.rows += len(origin)
         self.tokens += tokens
-        self._recent.append(origin)
-        if len(self._recent) >= SETTLE_EVERY:
-            self._settle()
+        self._samples.add(origin.begun())
 
     def by_dataset(self) -> Counter[int]:
-        """Samples delivered, by dataset id. A sample cut into pieces counts with its first."""
-        self._settle()
-        return self._by_dataset
-
-    def _settle(self) -> None:
-        recent, self._recent = self._recent, []
-        if not recent:
-            return
-        ids = np.concatenate([origin.begun() for origin in recent])
-        for dataset, n in _by_dataset(ids[ids[:, PIECE] == 0]):
-            self._by_dataset[dataset] += n
-
-
-def _by_dataset(ids: Ints) -> list[tuple[int, int]]:
-    if not len(ids):
-        return []
-    counts = np.bincount(ids[:, DATASET])
-    return [(int(dataset), int(counts[dataset])) for dataset in np.flatnonzero(counts)]
+        """Samples delivered, by dataset id."""
+        return self._samples.sums()

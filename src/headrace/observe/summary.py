@@ -96,7 +96,7 @@ def summarize_engine(counters: Counters, buffer: Any, capacity: int, workers: Ma
             OperatorSummary(op.name, op.rows_in, op.rows_out, op.blocks, op.busy_ns / 1e9) for op in counters.operators
         ),
         names=tuple(counters.datasets.items()),
-        handed_out=tuple(counters.handed_out.items()),
+        handed_out=tuple(counters.handed_out.sums().items()),
         dropped=tuple((dataset, f"{op}: {why}", n) for (dataset, op, why), n in list(counters.dropped.items())),
         dropped_tokens=tuple((f"{op}: {why}", n) for (op, why), n in list(counters.dropped_tokens.items())),
         workers=tuple(workers.items()),
