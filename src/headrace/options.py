@@ -51,7 +51,8 @@ class RuntimeOptions:
         worker_allocation: "fit_to_ops" takes each operator's parallelism, "per_stage_fixed" gives every stage
             `max_workers`, "global" divides `max_workers` over the stages, "autotune" moves workers while running.
         deterministic: False lets the first stage release blocks as they finish. A checkpoint then records that order.
-        micro_batch: rows in a block that one worker takes at a time.
+        micro_batch: rows in a block that one worker takes at a time; None: 256, and up to 1024 small ones where workers only
+            read.
         cut_every: samples of a lane between the points that a checkpoint can rest on. What a restore may have to run again,
             beside the records that operators held. Never changes the data, nor whether a checkpoint restores.
         prefetch_batches: finished batches prepared ahead; None derives it from the workers.
@@ -89,7 +90,7 @@ class RuntimeOptions:
     worker_allocation: Allocation = "fit_to_ops"
     max_workers: int | None = None
     deterministic: bool = True
-    micro_batch: int = 256
+    micro_batch: int | None = None
     cut_every: int = 1024
     prefetch_batches: int | None = None
     prefetch_bytes: int = 256 << 20
@@ -323,7 +324,7 @@ _FLAGS: Final = (
 )
 _TEXTS: Final = ("run_id", "quarantine_path", "aggregate_dir", "aggregate_store", "digest_log")
 _NEEDED: Final = frozenset(
-    {"micro_batch", "cut_every", "prefetch_bytes", "max_worker_retries", "ipc_buffer_bytes", "shm_min_item_bytes"}
+    {"cut_every", "prefetch_bytes", "max_worker_retries", "ipc_buffer_bytes", "shm_min_item_bytes"}
     | {"mtp_buffer_bytes", "world_size", "global_rank", "run_id"}
 )
 """Options for which None means nothing."""

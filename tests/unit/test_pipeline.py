@@ -397,3 +397,20 @@ def test_a_run_without_a_lane_count_of_its_own_takes_the_checkpoints() -> None:
     assert first + values(last) == expected
     with pytest.raises(CheckpointMismatch, match="canonical_replicas: 3 -> 2"):
         Pipeline(source()).batch(4).options(canonical_replicas=2).restore(state)
+
+
+@pytest.mark.parametrize(
+    ("length", "wanted"), [(20, 1024), (8000, 524), (100_000, 256)], ids=["small", "middling", "large"]
+)
+def test_blocks_are_larger_where_workers_only_read_small_records(tmp_path: Path, length: int, wanted: int) -> None:
+    line = json.dumps({"text": "x" * (length - 13)}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 40)
+    assert len(line) == length
+    work = StaticMixtureWorkSource(
+        datasets=[Dataset.from_path("a", str(tmp_path))], mixture=MixtureSpec({"a": 1.0}), chunk_size=10
+    )
+    assert Pipeline(work).select("text").batch(4).plan().micro_batch == wanted
+    assert Pipeline(work).map_transform(dict).batch(4).plan().micro_batch == 256
+    assert Pipeline(work).batch(4).options(micro_batch=7).plan().micro_batch == 7
+    assert Pipeline(work).batch(4).options(runner="inline").plan().micro_batch == 256
+    assert len(list(Pipeline(work).select("text").batch(4))) == 10

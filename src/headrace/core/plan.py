@@ -33,6 +33,11 @@ PLACEMENTS: Final = ("auto", "local", "process", "threads", "inline")
 LIGHT: Final = frozenset({"select", "materialize"})
 """Operators that cost less than handing a block to another thread."""
 
+BLOCK_ROWS: Final = 256
+MOST_BLOCK_ROWS: Final = 1024
+READ_BYTES: Final = 4 << 20
+"""Stored bytes of a block that workers only read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -122,7 +127,7 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
     return Plan(
         stages=tuple(stages),
         fields=projection(nodes),
-        micro_batch=options.micro_batch,
+        micro_batch=options.micro_batch or _block_rows(stages),
         cut_every=options.cut_every,
         prefetch=options.prefetch_batches or max(16, 4 * total),
         flush_every=flush_every,
@@ -130,6 +135,15 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
         allocation=options.worker_allocation,
         deterministic=options.deterministic,
     )
+
+
+def _block_rows(stages: Sequence[Stage]) -> int:
+    """Rows in a block: more small ones where workers do nothing but read, since the way there and back is then what costs."""
+    pooled = [stage for stage in stages if stage.pooled]
+    if len(pooled) != 1 or any(node.op.name != "fetch" and node.op.name not in LIGHT for node in pooled[0].nodes):
+        return BLOCK_ROWS
+    row_bytes = int(stages[0].nodes[0].op.readers.row_bytes)
+    return min(MOST_BLOCK_ROWS, max(BLOCK_ROWS, READ_BYTES // row_bytes)) if row_bytes else BLOCK_ROWS
 
 
 def in_recipe(nodes: Sequence[Node]) -> dict[str, Node]:

@@ -52,6 +52,14 @@ class Reader(Protocol):
 class Openable(Protocol):
     """A dataset, as far as fetch is concerned."""
 
+    def raw_bytes(self) -> Ints:
+        """Stored bytes of each shard."""
+        ...
+
+    def total(self) -> int:
+        """Rows in all."""
+        ...
+
     def open(self, options: Any = None) -> Reader:
         """Open for reading."""
         ...
@@ -69,6 +77,11 @@ class SharedReaders:
     def at_hand(self) -> bool:
         """Whether every dataset is in memory or memory-mapped: fetching then costs less than handing it to a worker."""
         return bool(self._datasets) and all(getattr(d, "format", "") in AT_HAND for d in self._datasets.values())
+
+    @property
+    def row_bytes(self) -> float:
+        """Stored bytes of an average row, of the dataset with the largest; 0 if that is not known."""
+        return max((d.raw_bytes().sum() / max(1, d.total()) for d in self._datasets.values()), default=0.0)
 
     def __getitem__(self, dataset: int) -> Reader:
         reader = self._open.get(dataset)
