@@ -150,7 +150,10 @@ def run_and_report() -> list[str]:
     delivered = {d.name: d.delivered for d in metrics.datasets}
     share = {name: count / sum(delivered.values()) for name, count in delivered.items()}
     print(f"throughput  {seen / took / 1e6:.1f} M tokens/s over {i} batches, first batch included")
-    print("mixture     " + ", ".join(f"{name} {share[name]:.1%} (asked {WEIGHTS[name]:.0%})" for name in WEIGHTS))
+    print(
+        "mixture     documents: "
+        + ", ".join(f"{name} {share[name]:.1%} (asked {WEIGHTS[name]:.0%})" for name in WEIGHTS)
+    )
     print(f"padding     {padding / seen:.2%} of the tokens")
     print(f"peek        {Tokenizer.from_file(str(TOKENIZER)).decode(peek)!r}\n")
     return following

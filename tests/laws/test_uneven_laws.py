@@ -278,6 +278,20 @@ def test_without_a_place_to_agree_the_run_does_not_begin() -> None:
         iter(recipe.build(uneven="pad", **QUIET).map_batch(len))
 
 
+def test_a_run_that_can_fill_no_step_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    recipe = Recipe({"a": (50,)}, {"a": 1.0}, {"chunk_size": 100}, batch={"microbatch_size": 2}, lanes=2)
+    for group in range(2):
+        caplog.clear()
+        pipeline = without_tokens(recipe, dp_degree=2, dp_group_id=group, **QUIET)
+        assert list(pipeline) == []
+        assert "nothing is delivered" in caplog.text and "chunk_size" in caplog.text
+        left = pipeline.metrics_snapshot().left_over
+        assert left in (0, 25)
+    caplog.clear()
+    smaller = Recipe({"a": (50,)}, {"a": 1.0}, {"chunk_size": 5}, batch={"microbatch_size": 2}, lanes=2)
+    assert list(without_tokens(smaller, dp_degree=2, dp_group_id=0, **QUIET)) and not caplog.text
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_masked_batch_has_its_shape_and_no_label(packed: bool) -> None:
     pack = {"max_length": 8, "algorithm": "wrap", "pad_token_id": 0} if packed else None

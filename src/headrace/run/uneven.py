@@ -123,6 +123,7 @@ class EvenStream(Stream):
         self._topology, self._steps, self._agreement = topology, steps, agreement
         delivered = position // topology.groups * topology.groups if topology.mapping == "contiguous" else position
         self._own = Standing(topology.next_place(position - 1), reach=delivered)  # a step that was begun goes on
+        self._at_start = position == 0
         self._open = set(topology.computed)
         self._stopped = False
 
@@ -170,6 +171,11 @@ class DropStream(EvenStream):
             if isinstance(message, (Block, Item)) and not self._may(self._topology.place(turn)):
                 break
             return self._local.popleft()
+        if not self._stopped and self._at_start and not self._allowed:
+            _log.warning(
+                "uneven='drop': not a single step that every group can fill, so nothing is delivered. Lanes are dealt whole chunks: "
+                "give the curriculum smaller chunks (chunk_size) or fewer lanes (canonical_replicas), or set uneven='pad'"
+            )
         self._stopped = True
         raise StopIteration
 

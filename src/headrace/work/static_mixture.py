@@ -68,7 +68,7 @@ class StaticMixtureWorkSource(WorkSource):
         stop_after_passes: every dataset repeats, and the stream ends when each has been through this many passes.
             Defaults to 1 when neither a policy nor `max_repeats` is given.
         lane_assignment: `"permute"` deals each round of chunks to the lanes in a random order, `"modulo"` in turn.
-        token_estimation: must be None; weights that count tokens are not available yet.
+        token_estimation: must be None; weights count samples, and ensure_mixture() behind tokenize makes tokens follow them.
 
     Raises:
         CurriculumError: weights or datasets that cannot be dealt.
@@ -93,8 +93,8 @@ class StaticMixtureWorkSource(WorkSource):
     ) -> None:
         if token_estimation is not None:
             raise ConfigError(
-                "token_estimation is not available yet: weights count samples; leave it None, "
-                "or balance tokens downstream with ensure_mixture"
+                f"token_estimation={token_estimation!r}: weights count samples exactly and nothing is estimated; leave it out, and put "
+                "ensure_mixture() behind tokenize() where tokens are to follow the weights"
             )
         chunk_size, seed = whole_number("chunk_size", chunk_size, 1), whole_number("seed", seed)
         if lane_assignment not in ("permute", "modulo"):

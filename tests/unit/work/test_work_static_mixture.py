@@ -106,7 +106,7 @@ def test_default_chunk_size_works_for_tiny_data() -> None:
             "needs every dataset to repeat, but 'code' is set to 'stop'",
         ),
         ({"stop_after_passes": 1, "exhausted_policy": {"web": "redistribute"}}, "but 'web' is set to 'redistribute'"),
-        ({"token_estimation": 0.25}, "token_estimation is not available yet"),
+        ({"token_estimation": 0.25}, "token_estimation=0.25: weights count samples"),
         ({"shuffle_block_size": 0}, "shuffle_block_size .* must be at least 1"),
         ({"shuffle_shards": "no"}, "shuffle_shards must be True or False, found 'no'"),
         ({"shuffle_within_shard": 1}, "shuffle_within_shard must be True or False, found 1"),
