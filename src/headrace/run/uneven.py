@@ -173,7 +173,7 @@ class DropStream(EvenStream):
             return self._local.popleft()
         if not self._stopped and self._at_start and not self._allowed:
             _log.warning(
-                "uneven='drop': not a single step that every group can fill, so nothing is delivered. Lanes are dealt whole chunks: "
+                "uneven='drop': no step that every group can fill, and nothing is delivered. Lanes are dealt whole chunks; "
                 "give the curriculum smaller chunks (chunk_size) or fewer lanes (canonical_replicas), or set uneven='pad'"
             )
         self._stopped = True
