@@ -72,7 +72,8 @@ def main() -> None:
     result = Pipeline(stages, MICROBATCHES, "1f1b", loss_fn, costs=StageCosts.uniform(4)).step(tokens, labels)
     print(to_text(result.timeline, width=100))
     print(
-        f"   on simulated clocks, a forward of 1 and a backward of 2: bubble {result.timeline.bubble:.1%}; microbatches in flight by stage {result.peak_in_flight}"
+    print(f"   on simulated clocks (forward 1, backward 2): bubble {result.timeline.bubble:.1%}")
+    print(f"   microbatches in flight by stage {result.peak_in_flight}")
     )
 
     print("\n3. Equal time beats equal layers: measured costs, and the cut that follows from them")

@@ -93,7 +93,7 @@ class StaticMixtureWorkSource(WorkSource):
     ) -> None:
         if token_estimation is not None:
             raise ConfigError(
-                f"token_estimation={token_estimation!r}: weights count samples exactly, nothing is estimated; leave it out, and put "
+                f"token_estimation={token_estimation!r}: weights count samples, nothing is estimated; leave it out, and put "
                 "ensure_mixture() behind tokenize() where tokens are to follow the weights"
             )
         chunk_size, seed = whole_number("chunk_size", chunk_size, 1), whole_number("seed", seed)
