@@ -71,10 +71,8 @@ def main() -> None:
     stages = split_model(layers, num_stages=4)
     result = Pipeline(stages, MICROBATCHES, "1f1b", loss_fn, costs=StageCosts.uniform(4)).step(tokens, labels)
     print(to_text(result.timeline, width=100))
-    print(
     print(f"   on simulated clocks (forward 1, backward 2): bubble {result.timeline.bubble:.1%}")
     print(f"   microbatches in flight by stage {result.peak_in_flight}")
-    )
 
     print("\n3. Equal time beats equal layers: measured costs, and the cut that follows from them")
     costs = profile_layers(layers, tokens[:2], labels[:2], loss_fn)
