@@ -66,7 +66,8 @@ class SampleCounts:
                 return
             pieces = np.concatenate([ids[:, PIECE] for ids in recent])
             datasets = np.concatenate([ids[:, DATASET] for ids in recent])
-            counts = np.bincount(datasets[pieces == 0] if pieces.any() else datasets)
+            later = np.count_nonzero(pieces)  # not any(), which imports: this also runs while the interpreter ends
+            counts = np.bincount(datasets[pieces == 0] if later else datasets)
             for dataset in np.flatnonzero(counts).tolist():
                 self._sums[dataset] += int(counts[dataset])
 
