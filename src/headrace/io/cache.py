@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,7 @@ from headrace.errors import ConfigError
 from headrace.io.options import CacheOptions
 
 _STALE_S = 24 * 3600.0
+_ROOM = "room.lock"
 
 
 def cache_root(options: CacheOptions) -> Path:
@@ -64,14 +66,15 @@ def key_of(path: str, *parts: object) -> str:
 
 
 @contextlib.contextmanager
-def writing(target: Path) -> Generator[IO[bytes]]:
-    """A file that becomes `target` when the block ends well, and is removed when it does not."""
+def writing(target: Path, naming: AbstractContextManager[None] | None = None) -> Generator[IO[bytes]]:
+    """A file that becomes `target` when the block ends well, and is removed when it does not. `naming` is held as it does."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".part", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as out:
             yield out
-        os.replace(name, target)
+        with naming or contextlib.nullcontext():
+            os.replace(name, target)
     except BaseException:  # whatever ended the writing, half a file must not stay
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -127,8 +130,11 @@ class CopyCache:
         with locked(self.folder / f"{key}.lock"):
             if (fd := self._hold(target)) is not None:
                 return fd
-            with writing(target) as out:
-                make(_Counted(out, self))  # type: ignore[arg-type]
+            # a file that changes its name while somebody lists the folder may be overlooked
+            with writing(target, locked(self.folder / _ROOM)) as out:
+                counted = _Counted(out, self)
+                make(counted)  # type: ignore[arg-type]
+                counted.finish()
             fd = self._hold(target)
         if fd is None:
             return self.acquire(key, make)
@@ -184,20 +190,32 @@ class CopyCache:
 
 
 class _Counted:
-    """Output that makes room in the cache as it grows."""
+    """Output that makes room in the cache as it grows.
+
+    What it is about to write is a part of the file's size beforehand, so that others who make copies meanwhile see it; the look
+    and the growth happen under one lock.
+    """
 
     STEP = 64 << 20
 
     def __init__(self, out: IO[bytes], cache: CopyCache) -> None:
         self._out = out
         self._cache = cache
-        self._ahead = 0
+        self._written = self._ahead = 0
 
     def write(self, data: bytes) -> int:
         if len(data) > self._ahead:
-            self._out.flush()
             step = max(len(data), min(self.STEP, self._cache.limit() // 16))
-            self._cache.make_room(step)
+            with locked(self._cache.folder / _ROOM):
+                self._cache.make_room(step - self._ahead)
+                self._out.flush()
+                os.ftruncate(self._out.fileno(), self._written + step)
             self._ahead = step
         self._ahead -= len(data)
+        self._written += len(data)
         return self._out.write(data)
+
+    def finish(self) -> None:
+        """Give back what was not needed."""
+        self._out.flush()
+        os.ftruncate(self._out.fileno(), self._written)

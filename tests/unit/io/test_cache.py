@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -54,6 +56,32 @@ def test_copies_stay_under_the_limit(tmp_path: Path) -> None:
     for shard in (0, 1, 2, 3, 4, 0, 4):
         assert _read(reader, shard) == texts[shard]
         assert cache.used() <= 1_000_000
+
+
+def test_copies_made_at_the_same_time_stay_under_the_limit() -> None:
+    cache = CopyCache(CacheOptions(limit_bytes=1000))
+    start = threading.Barrier(4)
+    most: list[int] = []
+
+    def make(name: str) -> None:
+        def slowly(out: IO[bytes]) -> None:
+            for _ in range(6):
+                out.write(b"x" * 70)
+                most.append(cache.used())
+
+        start.wait()
+        with contextlib.suppress(ConfigError):  # the others' copies may leave no room
+            os.close(cache.acquire(name, slowly))
+
+    threads = [threading.Thread(target=make, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) <= 1000
+    assert cache.used() in (0, 420, 840)
+    os.close(cache.acquire("e", lambda out: out.write(b"x" * 900)))
+    assert cache.used() == 900
 
 
 def test_a_limit_below_one_shard_says_what_to_do(tmp_path: Path, cache_folder: Path) -> None:
