@@ -199,5 +199,5 @@ class StatefulRun:
     def _call(self, what: str, *arguments: Any) -> Any:
         try:
             return getattr(self._spec, what)(*arguments)
-        except Exception as error:
+        except Exception as error:  # a user's function raises anything; it gets a name and a place
             raise OperatorError(f"{self._spec.name}: {what}() raised {type(error).__name__}: {error}") from error

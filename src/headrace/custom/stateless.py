@@ -92,7 +92,7 @@ class RecordOp:
     def _call(self, process: ProcessMany, records: list[SampleRecord]) -> list[SampleRecord]:
         try:
             out: list[Any] = list(process(records))
-        except Exception as error:
+        except Exception as error:  # a user's function raises anything; it gets a name and a place
             raise OperatorError(f"{self.name}({self.title}) raised {type(error).__name__}: {error}") from error
         for record in out:
             if not isinstance(record, SampleRecord):

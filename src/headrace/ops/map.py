@@ -165,7 +165,7 @@ class MapBlock:
     def _call(self, columns: dict[str, Any], n: int) -> tuple[dict[str, Column], Any]:
         try:
             result = self.fn(dict(columns))
-        except Exception as error:
+        except Exception as error:  # a user's function raises anything; it gets a name and a place
             raise OperatorError(
                 f"map_block({function_name(self.fn)}) raised {type(error).__name__}: {error}"
             ) from error

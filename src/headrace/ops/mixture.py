@@ -288,7 +288,7 @@ class MixtureBuffer:
 def _asked(fn: Callable[[Any], float], payload: Any) -> Any:
     try:
         return fn(payload)
-    except Exception as error:
+    except Exception as error:  # a user's function raises anything; it gets a name and a place
         raise OperatorError(f"{_NAME}(weight_by={function_name(fn)}) raised {type(error).__name__}: {error}") from error
 
 

@@ -23,7 +23,7 @@ class PipelineIterator(Iterator[Any]):
         self.digests: DigestLog | None = None
         try:
             consumer.start()
-        except BaseException:
+        except BaseException:  # whatever it is, the run ends with it
             self.closed = True
             consumer.close()
             raise
@@ -48,7 +48,7 @@ class PipelineIterator(Iterator[Any]):
                 self.consumer.deliver(message)
                 if message.value is not None:
                     return message.value
-        except BaseException:
+        except BaseException:  # whatever it is, the run ends with it
             self.close()
             raise
 

@@ -149,7 +149,7 @@ def connect(path: Path, place: LocalPlace, timeout_s: float) -> socket.socket:
             return sock
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             sock.close()
-        except BaseException:
+        except BaseException:  # whatever it is, nothing stays open
             sock.close()
             raise
         if time.monotonic() > deadline:

@@ -42,7 +42,7 @@ class BatchWorker:
         for fn, drop in zip(self.functions, self.drop_none, strict=True):
             try:
                 result = fn(value)
-            except Exception as error:
+            except Exception as error:  # a user's function raises anything; it gets a name and a place
                 raise OperatorError(f"map_batch({function_name(fn)}) raised {type(error).__name__}: {error}") from error
             if result is None and drop:
                 return Item(block.lane, None, block.origin)

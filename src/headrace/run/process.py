@@ -60,7 +60,7 @@ class ProcessExecutor:
         try:
             for index in range(len(config.seats)):
                 self._children.append(self._start(index))
-        except BaseException:
+        except BaseException:  # whatever it is, nothing stays open
             self.close()
             raise
 

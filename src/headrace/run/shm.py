@@ -112,7 +112,7 @@ def _create_file(size: int) -> int:
         os.ftruncate(fd, size)
         if reserve and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)  # an error now, not a bus error later
-    except BaseException:
+    except BaseException:  # whatever it is, nothing stays open
         os.close(fd)
         raise
     return fd

@@ -111,7 +111,7 @@ class StageFunction:
                 raise _whole_block_fault(name, block, error) from error
             except HeadraceError:
                 raise
-            except Exception as error:
+            except Exception as error:  # a user's function raises anything; it gets a name and a place
                 raise _whole_block_fault(name, block, error) from error
             if bad.rows and policy == "raise":
                 # the records before the failed one still go out, however the stream was cut into blocks

@@ -67,7 +67,7 @@ def start_child(index: int, recycler: Recycler | None, slab_bytes: int = SLAB_BY
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         fds = (theirs.fileno(), their_line.fileno(), arena.fd)
         process = _start(_program(fds, arena.pages), fds)
-    except BaseException:
+    except BaseException:  # whatever it is, nothing stays open
         for end in (ours, line):
             end.close()
         arena.close()

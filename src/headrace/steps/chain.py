@@ -191,7 +191,7 @@ class Chain:
                         break
                 else:
                     append(item)
-            except BaseException as error:
+            except BaseException as error:  # told where it happened, and raised on
                 self._at = len(calls) - length_hint(rest) - 1
                 self._dropped(self._at)
                 if self._on_error == "raise" or not isinstance(error, _CAUGHT):
