@@ -3,7 +3,9 @@
 Contract
 * A file appears under its final name complete or not at all (written beside it, then renamed).
 * One process at a time makes a given copy; others wait for it and use it (advisory `flock`, freed by the kernel when a
-  process dies).
+  process dies). Who waits for long says so, with the path, again and again.
+* Nothing but time depends on locks. On a mount without them several processes may make the same copy, and the byte limit may be
+  passed by what is made at the same time; the log says so once a folder.
 * A copy in use is held by a shared lock, so eviction passes over it. Eviction removes the copies opened longest ago until
   the new one fits the byte limit; if everything is in use, it is an error that says how many bytes are needed.
 * Nothing is ever written into the data folder, unless `CacheOptions.index_beside` asks for the indexes to be there.
@@ -12,15 +14,18 @@ Contract
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import xxhash
 
@@ -29,6 +34,13 @@ from headrace.io.options import CacheOptions
 
 _STALE_S = 24 * 3600.0
 _ROOM = "room.lock"
+_PATIENCE_S: Final = 5.0
+_MOST_S: Final = 600.0
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+"""What `flock` says where there are no locks: NFS without its lock service, Lustre without `-o flock`, some FUSE mounts."""
+_log = logging.getLogger("headrace")
+_without: dict[Path, OSError] = {}
+"""Folders that were found to have no locks, and what told so."""
 
 
 def cache_root(options: CacheOptions) -> Path:
@@ -83,14 +95,65 @@ def writing(target: Path, naming: AbstractContextManager[None] | None = None) ->
 
 @contextlib.contextmanager
 def locked(path: Path) -> Generator[None]:
-    """One process and thread at a time. The lock file stays; it is empty."""
+    """One process and thread at a time, where the mount has locks. The lock file stays; it is empty.
+
+    A wait is logged after `_PATIENCE_S` seconds, with the path and how long it has lasted, and then less and less often.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd, fcntl.LOCK_EX, path)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, operation: int, path: Path) -> None:
+    """`flock`, waiting as long as it takes; nothing where there are no locks. BlockingIOError with `LOCK_NB`."""
+    granted = threading.Event()
+    watcher = threading.Thread(target=_tell_of_wait, args=(path, granted), name="headrace-lock", daemon=True)
+    if not operation & fcntl.LOCK_NB:
+        watcher.start()  # a mount may keep even a call that is not to wait
+    try:
+        fcntl.flock(fd, operation)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _tell_of_none(path.parent, error)
+    finally:
+        granted.set()
+
+
+def _tell_of_wait(path: Path, granted: threading.Event) -> None:
+    begun = time.monotonic()
+    for pause in pauses():
+        if granted.wait(pause):
+            return
+        _log.warning(
+            "waiting for the lock %s for %.1f s: another process is making this copy, or the mount does not grant locks (then set "
+            "HEADRACE_CACHE to a local disk)",
+            path,
+            time.monotonic() - begun,
+        )
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between words about a wait."""
+    pause = _PATIENCE_S
+    while True:
+        yield pause
+        pause = min(2 * pause, _MOST_S)
+
+
+def _tell_of_none(folder: Path, error: OSError) -> None:
+    if _without.setdefault(folder, error) is not error:
+        return
+    _log.warning(
+        "%s has no file locks (%s): processes that need the same file at the same time may each make it. Nothing else is lost; "
+        "HEADRACE_CACHE on a local disk avoids it",
+        folder,
+        error.strerror,
+    )
 
 
 class CopyCache:
@@ -145,7 +208,11 @@ class CopyCache:
             fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        try:
+            _lock(fd, fcntl.LOCK_SH, target)
+        except OSError:
+            os.close(fd)
+            raise
         if os.fstat(fd).st_nlink == 0:  # evicted between the two calls
             os.close(fd)
             return None
@@ -174,11 +241,11 @@ class CopyCache:
     @staticmethod
     def _remove_idle(path: str) -> bool:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS gives exclusive locks only to those who may write
         except FileNotFoundError:
             return True
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, Path(path))
             os.unlink(path)
         except BlockingIOError:
             return False

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import gzip
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
+import time
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
 from headrace.io import Dataset, build_index
-from headrace.io.cache import CopyCache, cache_root, writing
+from headrace.io import cache as cache_module
+from headrace.io.cache import CopyCache, cache_root, locked, pauses, writing
 from headrace.io.options import CacheOptions
 
 TEXT = frozenset({"text"})
@@ -196,3 +202,119 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="HEADRACE_CACHE"):
         cache_root(CacheOptions(root=str(tmp_path / "file")))
+
+
+# -- locks that are held by others, or not there at all ------------------------------------------------------
+
+HOLDER = (
+    "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True); "
+    "sys.stdin.read()"
+)
+
+
+@pytest.mark.parametrize("ended", ["let go", "killed"])
+def test_a_wait_for_another_process_is_told_again_and_again(
+    ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache_module, "_PATIENCE_S", 0.02)
+    path, entered = tmp_path / "a.lock", threading.Event()
+
+    def work() -> None:
+        with locked(path):
+            entered.set()
+
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with caplog.at_level(logging.WARNING, "headrace"):
+            worker = threading.Thread(target=work)
+            worker.start()
+            while len(caplog.records) < 3:
+                assert not entered.is_set()
+                time.sleep(0.01)
+        holder.kill() if ended == "killed" else holder.communicate()
+    worker.join(60)
+    assert entered.is_set()
+    told: list[Any] = [record.args for record in caplog.records]
+    assert [args[0] for args in told] == [path] * len(told)
+    assert told[0][1] < told[1][1] < told[2][1]
+    assert f"waiting for the lock {path} for " in caplog.text and "HEADRACE_CACHE" in caplog.text
+
+
+def test_the_words_about_a_wait_come_less_and_less_often() -> None:
+    assert list(islice(pauses(), 10)) == [5, 10, 20, 40, 80, 160, 320, 600, 600, 600]
+
+
+def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "headrace"):
+        for _ in range(3):
+            with locked(tmp_path / "a.lock"):
+                pass
+    assert caplog.records == []
+
+
+def without_locks(number: int | None) -> Any:
+    """`flock` of a mount without locks: an error, or one that always says yes."""
+
+    def flock(fd: int, operation: int) -> None:
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, None])
+def test_without_locks_work_is_done_twice_at_most(
+    number: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_locks(number))
+    cache, start = CopyCache(CacheOptions(limit_bytes=1000)), threading.Barrier(4)
+    got: list[bytes] = []
+
+    def work() -> None:
+        def make(out: IO[bytes]) -> None:
+            for _ in range(3):
+                out.write(b"x" * 50)
+
+        start.wait()
+        fd = cache.acquire("k", make)
+        got.append(os.pread(fd, 1000, 0))
+        os.close(fd)
+
+    with caplog.at_level(logging.WARNING, "headrace"):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        held = cache.acquire("k", lambda out: out.write(b"never"))
+        os.close(cache.acquire("l", lambda out: out.write(b"y" * 900)))  # k has to make room, in use or not
+    assert got == [b"x" * 150] * 4
+    assert os.pread(held, 1000, 0) == b"x" * 150  # whoever has it open keeps it
+    os.close(held)
+    assert {path.name for path in cache.folder.iterdir() if path.suffix != ".lock"} == {"l"}
+    told = [record.getMessage() for record in caplog.records]
+    assert [str(cache.folder) in text and "has no file locks" in text for text in told] == [True] * (number is not None)
+
+
+def test_an_error_that_is_none_of_the_mount_s_locks_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_locks(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "a.lock"):
+        pass
+
+
+def test_eviction_asks_for_its_lock_as_nfs_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fcntl.flock
+
+    def as_on_nfs(fd: int, operation: int) -> None:
+        writes = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if operation & fcntl.LOCK_EX and not writes:
+            raise OSError(errno.EBADF, "an exclusive lock needs a file open for writing")
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    cache = CopyCache(CacheOptions(limit_bytes=1000))
+    for name in "abc":
+        os.close(cache.acquire(name, lambda out: out.write(b"x" * 400)))
+    assert cache.used() == 800
