@@ -20,7 +20,7 @@ from typing import Any
 
 from headrace.core.reorder import Batch, Dispatch, GiveUp, Piece
 from headrace.errors import WorkerDied
-from headrace.run import supervise, wire
+from headrace.run import spawn, supervise, wire
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.failure import Failure, shorten, unpack
 from headrace.run.shm import Recycler
@@ -52,12 +52,15 @@ class ProcessExecutor:
         self._watched: dict[Any, Callable[[], bool]] = {}
         self._woken = self._ready = False
         self._bell: tuple[socket.socket, socket.socket] = socket.socketpair()
-        self._factories = {id(factory): wire.dumps(factory) for factory in config.seats}
-        self._shut = weakref.finalize(self, _close, self._children, self._selector, self._bell, os.getpid())
+        self._starter = spawn.starter(len(config.seats))
+        self._shut = weakref.finalize(
+            self, _close, self._children, self._starter, self._selector, self._bell, os.getpid()
+        )
         for end in self._bell:
             end.setblocking(False)
         self._selector.register(self._bell[0], selectors.EVENT_READ, self._answer)
         try:
+            self._factories = {id(factory): wire.dumps(factory) for factory in config.seats}  # a server boots meanwhile
             for index in range(len(config.seats)):
                 self._children.append(self._start(index))
         except BaseException:  # whatever it is, nothing stays open
@@ -300,11 +303,18 @@ class ProcessExecutor:
 
     def _start(self, index: int) -> supervise.Child:
         config = self._config
-        child = supervise.start_child(index, None if config.zero_copy else self._recycler, config.slab_bytes)
+        factory = self._factories[id(config.seats[index])]
+        child = supervise.start_child(
+            index,
+            None if config.zero_copy else self._recycler,
+            config.slab_bytes,
+            self._starter,
+            by_value=b"cloudpickle" in factory,
+        )
         self._begun[index] = 0
         self._seen[index] = (0, time.monotonic())
         settings = {
-            "factory": self._factories[id(config.seats[index])],
+            "factory": factory,
             "hand_back": config.hand_back,
             "name": config.name,
             "keep_memory": config.keep_memory,
@@ -335,6 +345,7 @@ def _until(deadline: float | None) -> float | None:
 
 def _close(
     children: list[supervise.Child],
+    starter: spawn.Starter,
     selector: selectors.BaseSelector,
     bell: tuple[socket.socket, socket.socket],
     owner: int,
@@ -343,3 +354,4 @@ def _close(
     for end in bell:
         end.close()
     supervise.stop_children(children, owner)
+    starter.close(owner)

@@ -17,13 +17,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from headrace.run import wire
+from headrace.run import spawn, wire
 from headrace.run.shm import Arena, Recycler, SlabReader, SlabWriter, create_arena
 
 GRACE = 0.6  # seconds between the end of the stream, SIGTERM and SIGKILL
@@ -36,7 +34,7 @@ class Child:
     """A worker process as its parent sees it."""
 
     index: int
-    process: subprocess.Popen[bytes]
+    process: spawn.Process
     sock: socket.socket
     lifeline: socket.socket
     arena: Arena
@@ -54,10 +52,18 @@ class Child:
         return f"worker {self.index} (pid {self.process.pid})"
 
 
-def start_child(index: int, recycler: Recycler | None, slab_bytes: int = SLAB_BYTES) -> Child:
-    """Start a fresh interpreter that serves `worker.main` on a socket pair.
+def start_child(
+    index: int,
+    recycler: Recycler | None,
+    slab_bytes: int = SLAB_BYTES,
+    starter: spawn.Starter | None = None,
+    *,
+    by_value: bool = False,
+) -> Child:
+    """Start a process that serves `worker.main` on a socket pair; `starter`: how, by default in an interpreter of its own.
 
     Large arrays that come back are copied into memory of `recycler`, or leased where they lie if there is none.
+    `by_value`: the worker's function was pickled so.
     """
     arena = create_arena(slab_bytes)
     ours, theirs = socket.socketpair()
@@ -66,7 +72,7 @@ def start_child(index: int, recycler: Recycler | None, slab_bytes: int = SLAB_BY
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         fds = (theirs.fileno(), their_line.fileno(), arena.fd)
-        process = _start(_program(fds, arena.pages), fds)
+        process = (starter or spawn.Fresh()).start(fds, arena.pages, by_value=by_value)
     except BaseException:  # whatever it is, nothing stays open
         for end in (ours, line):
             end.close()
@@ -88,24 +94,6 @@ def start_child(index: int, recycler: Recycler | None, slab_bytes: int = SLAB_BY
         writer,
         wire.Inbox(reader, recycler.copy if recycler is not None else None, writable=False),
     )
-
-
-def _program(fds: tuple[int, int, int], pages: int) -> list[str]:
-    here = [path or os.getcwd() for path in sys.path]
-    code = (
-        f"import sys; sys.path[:] = {here!r}; from headrace.run.worker import main; "
-        f"main({fds[0]}, {fds[1]}, {fds[2]}, {pages}, {os.getpid()})"
-    )
-    return [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", code]
-
-
-def _start(command: list[str], fds: Iterable[int]) -> subprocess.Popen[bytes]:
-    """Ctrl-C is blocked over the start and stays so until the worker ignores it: no half-started worker dies noisily."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=tuple(fds))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def send_some(child: Child) -> bool:
@@ -175,6 +163,8 @@ def how_it_ended(child: Child) -> str:
         child.process.kill()
         code = child.process.wait()
     discard(child)
+    if code == spawn.UNKNOWN:
+        return "ended, as did the process that started it"
     if code >= 0:
         return f"ended with exit status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -198,19 +188,18 @@ def stop_children(children: Iterable[Child], owner: int) -> None:
             child.sock.close()
     if os.getpid() != owner:
         for child in rest:
-            child.process.returncode = 0  # not this process's child: nothing to wait for, nothing to warn about
+            spawn.forget(child.process)
             child.lifeline.close()
         return
-    for step in (_nothing, subprocess.Popen.terminate, subprocess.Popen.kill):
-        for child in rest:
-            step(child.process)
-        rest = _still_there(rest, time.monotonic() + (GRACE if step is not subprocess.Popen.kill else 10.0))
+    rest = _still_there(rest, time.monotonic() + GRACE)
+    for child in rest:
+        child.process.terminate()
+    rest = _still_there(rest, time.monotonic() + GRACE)
+    for child in rest:
+        child.process.kill()
+    rest = _still_there(rest, time.monotonic() + 10.0)
     for child in rest:
         child.lifeline.close()
-
-
-def _nothing(process: subprocess.Popen[Any]) -> None:
-    del process
 
 
 def _still_there(children: list[Child], deadline: float) -> list[Child]:

@@ -1,8 +1,8 @@
 """The program of a worker process: read a frame of items, run them, acknowledge what is done.
 
-Started as `python -c "...; main()"` by `supervise`, never forked from a process that has threads. It is
+Started by `spawn`, in a fresh interpreter or a fork of one, never in a fork of a process that has threads. It is
 single-threaded, ignores Ctrl-C (the parent decides), leaves when the parent closes the socket, and is killed by
-the kernel when the parent is gone, even in the middle of a step.
+the kernel when the parent is gone, even in the middle of a step. The parent is the user's process, which asked for it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _F_SETSIG = 10  # Linux: which signal announces that a descriptor is ready; the fcntl module does not name it
 
 
-def main(fd: int, lifeline: int, arena_fd: int, pages: int, parent: int) -> None:
+def main(fd: int, lifeline: int, arena_fd: int, pages: int) -> None:
     """Serve until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    line = die_with_parent(lifeline, parent)
+    line = die_with_parent(lifeline)
     sock = socket.socket(fileno=fd)
     worker = Worker(sock, Arena(arena_fd, pages))
     try:
@@ -46,7 +46,7 @@ def main(fd: int, lifeline: int, arena_fd: int, pages: int, parent: int) -> None
         line.close()
 
 
-def die_with_parent(lifeline: int, parent: int) -> socket.socket:
+def die_with_parent(lifeline: int) -> socket.socket:
     """Ask the kernel to kill this process when the parent's end of `lifeline` closes, for whatever reason.
 
     `PR_SET_PDEATHSIG` fires when the *thread* that started the worker ends, which may be long before the parent
@@ -61,7 +61,8 @@ def die_with_parent(lifeline: int, parent: int) -> socket.socket:
         fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:  # another system, or a sandbox without it
         _watch(line)
-    if os.getppid() != parent:  # it ended before the line above
+    with contextlib.suppress(BlockingIOError):
+        line.recv(1, socket.MSG_DONTWAIT)  # nothing is ever sent on it: it ended before the lines above
         os._exit(1)
     return line
 
