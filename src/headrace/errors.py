@@ -88,14 +88,15 @@ class CheckpointError(HeadraceError, RuntimeError):
 class CheckpointMismatch(CheckpointError):
     """The recipe differs from the one the checkpoint was taken with; `differences` lists each."""
 
-    def __init__(self, differences: list[str]) -> None:
-        """List every difference in the message."""
-        self.differences = differences
+    def __init__(self, differences: list[str], advice: str = "Restore with the old recipe.") -> None:
+        """List every difference in the message, and say what to do."""
+        self.differences, self.advice = differences, advice
         super().__init__(
-            "this checkpoint was taken with another recipe:\n  - "
-            + "\n  - ".join(differences)
-            + "\nRestore with the old recipe, or pass accept={...} to restore() to take a difference on purpose."
+            "this checkpoint was taken with another recipe:\n  - " + "\n  - ".join(differences) + f"\n{advice}"
         )
+
+    def __reduce__(self) -> tuple[type[CheckpointMismatch], tuple[list[str], str]]:
+        return type(self), (self.differences, self.advice)
 
 
 class OperatorError(HeadraceError, RuntimeError):

@@ -311,15 +311,20 @@ class Pipeline(Chain):
 
     def _taken_over(self, merged: dict[str, Any], accept: Collection[str]) -> dict[str, Any]:
         """A state as one of this pipeline. CheckpointMismatch for differences that are not accepted."""
-        if accept and any(getattr(node.op, "carries", False) for node in self._nodes):
-            raise CheckpointError(
-                "restore(accept=...) with a stateful_transform: what its state makes of a changed run cannot be known; restore "
-                "with the recipe that the checkpoint was taken with"
+        asked, lanes = self._options.canonical_replicas, merged["canonical_replicas"]
+        if asked is not None and asked != lanes:
+            raise CheckpointMismatch(
+                [f"canonical_replicas: {lanes} -> {asked}"],
+                f"The number of lanes is fixed for the life of a run: set options(canonical_replicas={lanes}), with as many "
+                "ranks as you like.",
             )
-        asked = self._options.canonical_replicas
-        if asked is not None and asked != merged["canonical_replicas"]:
-            raise CheckpointMismatch([f"canonical_replicas: {merged['canonical_replicas']} -> {asked}"])
-        return take_over(merged, Target(self.recipe(), self.work_source, self._operators()), accept)
+        never = ""
+        if any(getattr(node.op, "carries", False) for node in self._nodes):
+            never = (
+                "this is a pipeline with a stateful_transform: what its state makes of a changed run cannot be known; restore with "
+                "the recipe that the checkpoint was taken with"
+            )
+        return take_over(merged, Target(self.recipe(), self.work_source, self._operators(), never), accept)
 
     # -- looking -------------------------------------------------------------------------------------
 

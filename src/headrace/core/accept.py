@@ -10,7 +10,9 @@ Each difference is of a kind, by which `restore(accept={...})` names it:
     an operator   its parameters, for example "pack_flat"
 
 What each means for the stream is on the page docs/guide/checkpoints.md; some have no meaning that repeats nothing, and are
-refused whatever is accepted. The result is a checkpoint of the pipeline as it is now, so it is taken over once and for all.
+refused whatever is accepted. So a refusal first tries what would come of accepting everything: it names the kinds to accept if
+that works, and otherwise says why it does not. The result is a checkpoint of the pipeline as it is now, so it is taken over once
+and for all.
 
 * The curriculum: states of the work source are rewritten, by the source itself. New weights hold from one round on that no lane has
   delivered from, the same for all lanes, which is why the states of all lanes are needed.
@@ -25,13 +27,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
+from headrace.arguments import shown
 from headrace.core.checkpoint import CAUGHT_UP, Change, LaneState, differences
-from headrace.errors import CheckpointError, CheckpointMismatch, UnknownOptionError
+from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError, UnknownOptionError
 
 CURRICULUM: Final = ("mixture", "datasets", "shards", "curriculum")
 REBUILT: Final = ("shuffle", "pack_flat", "batch")
 """Operators that the engine can build as they were."""
 _OF_ROWS: Final = ("rows", "dataset", "shuffle_block")
+_EXAMPLE: Final = "accept={'mixture', 'batch'}"
 
 
 class Difference(NamedTuple):
@@ -63,11 +67,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The pipeline that a checkpoint is restored into: its recipe, its work source, and its operators as in the recipe."""
+    """The pipeline that a checkpoint is restored into: its recipe, its work source, and its operators as in the recipe.
+
+    `never`: why no difference can be taken, if something in the pipeline stands against it.
+    """
 
     recipe: Mapping[str, Any]
     source: Source
     operators: Mapping[str, Any]
+    never: str = ""
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -114,17 +122,37 @@ def _curriculum_kind(key: str, before: set[str], after: set[str]) -> str:
 
 
 def take_over(state: Mapping[str, Any], target: Target, accept: Collection[str]) -> dict[str, Any]:
-    """The checkpoint as one of `target`'s recipe. CheckpointMismatch lists differences whose kind is not in `accept`."""
+    """The checkpoint as one of `target`'s recipe.
+
+    CheckpointMismatch lists differences whose kind is not in `accept`, and says which kinds would do, or why none would.
+    """
+    accepted = _known(_names(accept), state["recipe"], target)
     found = find_differences(state["recipe"], target.recipe)
-    accepted = _known({accept} if isinstance(accept, str) else set(accept), state["recipe"], target)
-    refused = [difference for difference in found if difference.kind not in accepted]
-    if refused:
-        error = CheckpointMismatch([difference.line for difference in refused])
-        error.add_note(f"To take them on purpose: accept={{{', '.join(sorted({repr(d.kind) for d in refused}))}}}")
-        raise error
     if not found:
         return dict(state)
     kinds = {difference.kind for difference in found}
+    refused = [difference.line for difference in found if difference.kind not in accepted]
+    if refused:
+        raise CheckpointMismatch(refused, _advice(state, target, kinds))
+    return _taken_over(state, target, kinds)
+
+
+def _advice(state: Mapping[str, Any], target: Target, kinds: set[str]) -> str:
+    """What to do about differences: accept them, if that would do."""
+    try:
+        _taken_over(state, target, kinds)
+    except CheckpointError as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001  a work source of the user's own refuses a state as it likes
+        why = f"the work source raised {type(error).__name__}: {error}"
+    else:
+        named = ", ".join(map(repr, sorted(kinds)))
+        return f"Restore with the old recipe, or take the differences on purpose: restore(..., accept={{{named}}})."
+    return f"Restore with the old recipe. These differences cannot be taken on purpose: {why}"
+
+
+def _taken_over(state: Mapping[str, Any], target: Target, kinds: set[str]) -> dict[str, Any]:
+    """The checkpoint with differences of all these kinds taken. Changes nothing that it is given."""
     _check_possible(state, target)
     lanes = {int(lane): LaneState.decode(held) for lane, held in state["lanes"].items()}
     if kinds & set(CURRICULUM):
@@ -133,6 +161,20 @@ def take_over(state: Mapping[str, Any], target: Target, accept: Collection[str])
         lanes = _with_operators(state, lanes, target, kinds)
     changed = {str(number): replace(lane, ever_changed=True).encode() for number, lane in lanes.items()}
     return {**state, "recipe": dict(target.recipe), "lanes": changed}
+
+
+def _names(accept: Any) -> set[str]:
+    """Kinds as they were given: in a collection, or a single one by itself."""
+    if isinstance(accept, str):
+        return {accept}
+    if isinstance(accept, (bytes, bytearray, Mapping)) or not isinstance(accept, Collection):
+        raise ConfigError(f"restore(accept=...): give a set of names, as in {_EXAMPLE}; found {shown(accept)}")
+    for name in accept:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"restore(accept=...): differences are named by strings, as in {_EXAMPLE}; found {shown(name)}"
+            )
+    return set(accept)
 
 
 def _known(accept: set[str], recipe: Mapping[str, Any], target: Target) -> set[str]:
@@ -144,12 +186,15 @@ def _known(accept: set[str], recipe: Mapping[str, Any], target: Target) -> set[s
 
 
 def _check_possible(state: Mapping[str, Any], target: Target) -> None:
-    """The same operators in the same order, and lanes that say how far they have read."""
+    """Nothing that stands against it, the same operators in the same order, and lanes that say how far they have read."""
+    if target.never:
+        raise CheckpointError(target.never)
     old, new = state["recipe"]["operators"], target.recipe["operators"]
     if list(old) != list(new):
         raise CheckpointError(
             "operators were added, removed or moved, which has no meaning for records in flight: "
-            f"{', '.join(old) or 'none'} -> {', '.join(new) or 'none'}. Only parameters can change in a run, accepted or not"
+            f"{', '.join(old) or 'none'} -> {', '.join(new) or 'none'}. Only parameters can change in a run, accepted or "
+            "not; build the chain as it was, or start a new run"
         )
     behind = [lane for lane, held in state["lanes"].items() if CAUGHT_UP in held]
     if behind:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
+import re
 from itertools import islice
 from typing import Any
 
@@ -12,7 +15,8 @@ import pytest
 from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from headrace.core.accept import find_differences
 from headrace.core.checkpoint import CAUGHT_UP
-from headrace.errors import CheckpointError, CheckpointMismatch, UnknownOptionError
+from headrace.core.entries import to_entries
+from headrace.errors import CheckpointError, CheckpointMismatch, ConfigError, UnknownOptionError
 
 
 def dataset(name: str, *counts: int) -> Dataset:
@@ -33,6 +37,10 @@ def small(payload: dict[str, Any]) -> bool:
     return payload["n"] < 50
 
 
+def anything(payload: dict[str, Any]) -> bool:
+    return payload["n"] >= 0
+
+
 def build(
     datasets: list[Dataset] | None = None,
     weights: dict[str, float] | None = None,
@@ -49,6 +57,9 @@ def build(
     running = {"runner": "inline", "uneven": "keep", **(options or {})}
     pipeline.options(canonical_replicas=lanes, auto_validation="off", **running)
     return pipeline.filter(keep).map_transform(tokens).shuffle(buffer_size=10).batch(size)
+
+
+MORE = [dataset("a", 5), dataset("b", 60, 60), dataset("c", 60)]
 
 
 def after(batches: int, pipeline: Pipeline) -> Any:
@@ -81,8 +92,128 @@ def test_what_is_not_accepted_is_listed_alone() -> None:
     with pytest.raises(CheckpointMismatch) as caught:
         other.restore(state, accept={"mixture"})
     assert caught.value.differences == ["operators.3.batch.microbatch_size: 4 -> 5"]
-    assert caught.value.__notes__ == ["To take them on purpose: accept={'batch'}"]
+    assert str(caught.value).endswith("take the differences on purpose: restore(..., accept={'batch', 'mixture'}).")
     other.restore(state, accept=["mixture", "batch"])
+
+
+def other_chain() -> Pipeline:
+    """One operator fewer."""
+    pipeline = build()
+    return Pipeline(pipeline.work_source).options(canonical_replicas=2).filter(odd).map_transform(tokens).batch(4)
+
+
+def through_a_state(size: int) -> Pipeline:
+    pipeline = build()
+    pipeline._nodes.clear()
+    return pipeline.stateful_transform("all", init_state=int, push=lambda state, records: (state, records)).batch(size)
+
+
+NEVER: dict[str, tuple[Any, Any, str]] = {
+    "operators": (
+        build,
+        other_chain,
+        r"operators were added, removed or moved.*\. Only parameters can change.*build the chain as",
+    ),
+    "seed": (build, lambda: build(seed=1, size=5), r"seed: 0 -> 1: seed decides the order of rows"),
+    "drawn from": (build, lambda: build([dataset("b", 60, 60)]), "keep the dataset and give it weight 0"),
+    "shards": (
+        build,
+        lambda: build([dataset("b", 61, 60), dataset("c", 60)]),
+        "New shards must sort behind the old ones",
+    ),
+    "state": (lambda: through_a_state(4), lambda: through_a_state(3), "with a stateful_transform"),
+}
+
+
+@pytest.mark.parametrize("why", NEVER)
+def test_what_cannot_be_taken_is_no_hint(why: str) -> None:
+    """The refusal says why, and accepting every difference would be refused for the same reason."""
+    before, other, message = NEVER[why]
+    state = after(3, before())
+    with pytest.raises(
+        CheckpointMismatch, match=f"(?s)These differences cannot be taken on purpose: .*{message}"
+    ) as caught:
+        other().restore(state)
+    assert caught.value.differences and "accept={" not in str(caught.value)
+    every = {difference.kind for difference in find_differences(state["recipe"], other().recipe())}
+    with pytest.raises(CheckpointError, match=f"(?s){message}") as never:
+        other().restore(state, accept=every)
+    assert not isinstance(never.value, CheckpointMismatch)
+
+
+def test_a_hint_can_be_followed() -> None:
+    often: dict[str, Any] = {"options": {"cut_every": 8}}
+    state = after(3, build(**often))
+    for changes in ({"size": 5}, {"weights": {"b": 1.0, "c": 2.0}, "keep": anything, "size": 5}, {"datasets": MORE}):
+        with pytest.raises(CheckpointMismatch) as caught:
+            build(**changes, **often).restore(state, accept={"mixture"})
+        (hint,) = re.findall(r"accept=(\{.*?\})", str(caught.value))
+        other = build(**changes, **often)
+        other.restore(state, accept=ast.literal_eval(hint))
+        assert len(list(other)) > 0
+
+
+def test_a_rank_alone_is_told_that_all_are_needed() -> None:
+    states = [after(3, build(options={"dp_degree": 2, "dp_group_id": group})) for group in range(2)]
+    other = build(weights={"b": 1.0, "c": 3.0}, options={"dp_degree": 2, "dp_group_id": 0})
+    with pytest.raises(CheckpointMismatch, match=r"cannot be taken on purpose: .* the states of all ranks are needed"):
+        other.restore(states[0])
+    with pytest.raises(CheckpointMismatch, match=re.escape("accept={'mixture'}")):
+        other.restore(states)
+
+
+def test_the_number_of_lanes_is_no_difference_to_accept() -> None:
+    state = after(3, build(lanes=2))
+    with pytest.raises(
+        CheckpointMismatch, match=r"canonical_replicas: 2 -> 3\n.*options\(canonical_replicas=2\)"
+    ) as caught:
+        build(lanes=3).restore(state, accept={"batch"})
+    assert "accept" not in str(caught.value)
+
+
+def test_a_source_of_ones_own_that_refuses_a_state_is_quoted() -> None:
+    class Stubborn(StaticMixtureWorkSource):
+        def taken_over(self, old: Any, first_round: int) -> Any:
+            raise ZeroDivisionError("not this one")
+
+    def stubborn(size: int, weight: float) -> Pipeline:
+        datasets = [dataset("b", 60), dataset("c", 60)]
+        return Pipeline(Stubborn(datasets, {"b": 1.0, "c": weight}, chunk_size=16)).batch(size)
+
+    state = after(2, stubborn(4, 1.0))
+    with pytest.raises(CheckpointMismatch, match="the work source raised ZeroDivisionError: not this one"):
+        stubborn(4, 2.0).restore(state)
+    with pytest.raises(CheckpointMismatch, match=re.escape("accept={'batch'}")):
+        stubborn(5, 1.0).restore(state)
+
+
+def test_a_mismatch_crosses_to_another_process_whole() -> None:
+    error = CheckpointMismatch(["a: 1 -> 2", "b: 3 -> 4"], "Do this.")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.differences) == (str(error), ["a: 1 -> 2", "b: 3 -> 4"])
+
+
+@pytest.mark.parametrize(
+    ("accept", "message"),
+    [
+        ({3}, r"named by strings, as in accept=.*; found a int \(3\)"),
+        (["mixture", None], "named by strings"),
+        ([b"mixture"], r"found a bytes \(b'mixture'\)"),
+        (b"mixture", "give a set of names"),
+        (3, r"give a set of names, as in accept=\{'mixture', 'batch'\}; found a int \(3\)"),
+        (None, "give a set of names"),
+        (True, "give a set of names"),
+        ({"mixture": False}, "give a set of names"),
+        ([["mixture"]], "named by strings"),
+    ],
+)
+def test_what_names_no_difference_is_an_error(accept: Any, message: str) -> None:
+    state = after(3, build())
+    for pipeline in (build(), build(size=5)):
+        with pytest.raises(ConfigError, match=message):
+            pipeline.restore(state, accept=accept)
+        with pytest.raises(ConfigError, match=message):
+            pipeline.load_state_dict(to_entries(state), accept=accept)
 
 
 def test_a_misspelt_kind_is_an_error() -> None:
