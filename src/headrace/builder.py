@@ -163,7 +163,8 @@ class Chain:
         for needed in ("init_state", "push"):
             if needed not in settings:
                 raise ConfigError(f"stateful_transform({name!r}) needs {needed}=, a function")
-        return self._add(_make(StatefulTransform, "stateful_transform", settings, name), parallelism, placement)
+        op = _make(StatefulTransform, "stateful_transform", settings, name)
+        return self._add(op, parallelism, placement, op.on_error)
 
     def add_op(
         self,
@@ -175,6 +176,7 @@ class Chain:
         preserves_cursor_order: bool = True,
         parallelism: int | None = None,
         placement: str = "auto",
+        on_error: OnError | None = None,
         **settings: Any,
     ) -> Self:
         """An operator of one's own on whole records: a name and `process_many(records) -> records`, or an object that has
@@ -184,17 +186,17 @@ class Chain:
         refuse_accumulator(op if isinstance(op, str) else type(op).__name__, list(settings))
         for unknown in settings:
             raise UnknownOptionError(
-                "argument of add_op()", unknown, ("name", "process_many", "parallelism", "placement")
+                "argument of add_op()", unknown, ("name", "process_many", "parallelism", "placement", "on_error")
             )
         if not preserves_cursor_order:
             raise ConfigError(
                 "add_op(preserves_cursor_order=False): an operator that reorders remembers; see stateful_transform"
             )
         if not isinstance(op, str):
-            return self._add(instance_op(op, name), parallelism, placement)
+            return self._add(instance_op(op, name, on_error), parallelism, placement, on_error)
         if process_many is None:
             raise ConfigError(f"add_op({op!r}) needs process_many=, a function from records to records")
-        return self._add(record_op(op, process_many), parallelism, placement)
+        return self._add(record_op(op, process_many, on_error), parallelism, placement, on_error)
 
     def tokenize_chat(
         self,
@@ -246,7 +248,8 @@ class Chain:
                 f"ensure_mixture(): {self.work_source!r} has no mixture of its own; give mixture={{name: weight}}"
             )
         targets = tuple(sorted(MixtureSpec.of(given).weights.items()))
-        return self._add(_make(EnsureMixture, "ensure_mixture", settings, targets), parallelism, placement)
+        op = _make(EnsureMixture, "ensure_mixture", settings, targets)
+        return self._add(op, parallelism, placement, op.on_error)
 
     def pack_flat(self, max_length: int, **settings: Any) -> Self:
         """Rows of exactly `max_length` tokens; settings are fields of `headrace.ops.pack.flat.PackFlat`."""

@@ -102,7 +102,7 @@ class Pipeline(Chain):
                     node = replace(node, op=node.op.prepare(sample, notes))
                 if hasattr(node.op, "validation"):
                     node = replace(node, op=replace(node.op, validation=self._options.auto_validation))
-                if node.stateful and hasattr(node.op, "on_error"):
+                if hasattr(node.op, "on_error"):
                     node = replace(node, op=replace(node.op, on_error=node.on_error or self._options.on_error))
                 if hasattr(node.op, "with_components"):
                     node = replace(node, op=node.op.with_components(self.work_source.component_ids()))

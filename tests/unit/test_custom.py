@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter, deque
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from headrace import Dataset, InMemoryShard, Pipeline, SampleRecord, StaticMixtureWorkSource
 from headrace.custom.values import pack_value, unpack_value
-from headrace.errors import CheckpointError, ConfigError, OperatorError
+from headrace.errors import CheckpointError, ConfigError, OperatorError, RecordError
 
 RUNNERS = ("inline", "threads")
 
@@ -300,3 +302,196 @@ def test_samples_in_pieces_count_with_their_first() -> None:
         assert summary is not None
         (data,) = summary.datasets
         assert data.delivered + sum(data.dropped.values()) == data.handed_out == 8
+
+
+# -- on_error -----------------------------------------------------------------------------------------
+
+BAD = {3, 4, 17, 40, 41, 42, 99, 119}
+
+
+def halves_then_fails(state: dict[str, Any], records: list[SampleRecord]) -> tuple[dict[str, Any], list[SampleRecord]]:
+    """Changes the state and the payload in place, in depth, before it sees that it cannot go on."""
+    payload = records[0].payload
+    state["total"] += payload["x"]
+    state["last"].append(payload["x"])
+    payload["notes"].append(state["total"])
+    del state["last"][:-3]
+    if payload["x"] in BAD:
+        raise KeyError(payload["x"])
+    payload["last"] = list(state["last"])
+    return state, records if payload["x"] % 2 == 0 else []
+
+
+def noted(rows: int = 120) -> StaticMixtureWorkSource:
+    shard = InMemoryShard([{"x": i, "notes": []} for i in range(rows)])
+    return StaticMixtureWorkSource([Dataset.from_dict("d", {0: shard})], {"d": 1}, chunk_size=16, shuffle_shards=False)
+
+
+def expected_of_the_good() -> list[tuple[int, list[int], list[int]]]:
+    out, total, last = [], 0, deque[int](maxlen=3)
+    for x in range(120):
+        if x in BAD:
+            continue
+        total += x
+        last.append(x)
+        if x % 2 == 0:
+            out.append((x, [total], list(last)))
+    return out
+
+
+def remembering(policy: str | None = "skip", **options: Any) -> Pipeline:
+    pipeline = Pipeline(noted()).stateful_transform(
+        "sum", init_state=lambda: {"total": 0, "last": []}, push=halves_then_fails, on_error=policy
+    )
+    return pipeline.batch(3, drop_last=False).options(**options)
+
+
+def told(items: Any) -> list[tuple[int, list[int], list[int]]]:
+    return [
+        (r.payload["x"], list(r.payload["notes"]), list(r.payload["last"])) for batch in items for r in batch.records
+    ]
+
+
+@pytest.mark.parametrize("cut_every", [1, 7, 1024])
+@pytest.mark.parametrize("micro_batch", [1, 5, 256])
+def test_a_state_goes_on_as_it_was_before_the_record_that_failed(cut_every: int, micro_batch: int) -> None:
+    pipeline = remembering(cut_every=cut_every, micro_batch=micro_batch)
+    assert told(pipeline) == expected_of_the_good()
+    summary = pipeline.metrics_snapshot()
+    assert summary is not None and summary.refused == len(BAD)
+    (data,) = summary.datasets
+    assert data.dropped["sum: skip: KeyError"] == len(BAD)
+    assert data.delivered + sum(data.dropped.values()) == data.handed_out == 120
+
+
+@pytest.mark.parametrize("cut_every", [1, 7, 1024])
+def test_a_run_that_leaves_out_records_resumes_like_any_other(cut_every: int) -> None:
+    state, got = None, []
+    for steps in (1, 1, 4, 1000):
+        pipeline = remembering(cut_every=cut_every, micro_batch=steps + 2)
+        if state is not None:
+            pipeline.restore(state)
+        got += told(islice(running := iter(pipeline), steps))
+        state = pipeline.checkpoint()
+        running.close()
+    assert got == expected_of_the_good()
+
+
+def test_a_window_of_records_and_early_flushes_survive_a_failure() -> None:
+    """A state of records, which `should_flush` empties."""
+
+    def push(state: list[SampleRecord], records: list[SampleRecord]) -> tuple[list[SampleRecord], Any]:
+        state.extend(records)
+        if records[0].payload["x"] in BAD:
+            raise ValueError("not this one")
+        return state, None
+
+    def build(**options: Any) -> Pipeline:
+        pipeline = Pipeline(noted(20)).stateful_transform(
+            "five", init_state=list, push=push, flush=list, should_flush=lambda state: len(state) == 5, on_error="skip"
+        )
+        return pipeline.batch(5, drop_last=False).options(**options)
+
+    good = [x for x in range(20) if x not in BAD]
+    assert values(build()) == values(build(cut_every=1, micro_batch=2)) == good
+
+
+def test_what_was_refused_is_kept_as_it_came(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    pipeline = remembering("quarantine")
+    with pytest.raises(ConfigError, match="quarantine_path"):
+        pipeline.plan()
+    assert told(pipeline.options(quarantine_path=bad)) == expected_of_the_good()
+    lines = [json.loads(line) for line in bad.read_text().splitlines()]
+    assert [(line["row"], line["operator"], line["reason"]) for line in lines] == [
+        (x, "sum", f"KeyError: {x}") for x in sorted(BAD)
+    ]
+    assert lines[0]["payload"] == {"x": 3, "notes": []}
+
+
+def test_the_options_policy_reaches_operators_of_ones_own_and_theirs_comes_first() -> None:
+    assert told(remembering(None, on_error="skip")) == expected_of_the_good()
+    for pipeline in (remembering("raise", on_error="skip"), remembering(None)):
+        with pytest.raises(
+            OperatorError, match=r"sum: push\(\) raised KeyError: 3 \(dataset 0, shard 0, row 3\).*on_error='skip'"
+        ):
+            list(pipeline)
+    with pytest.raises(RecordError, match="3 records were refused, more than max_errors=2; the last by 'sum'"):
+        list(remembering(max_errors=2))
+    with pytest.raises(ConfigError, match=r"sum\(on_error='ignore'\): choose one of"):
+        remembering("ignore")
+    with pytest.raises(ConfigError, match=r"mine\(on_error='ignore'\): choose one of"):
+        Pipeline(source()).add_op("mine", process_many=list, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_functions_without_a_record_raise_whatever_the_policy() -> None:
+    settings: dict[str, Any] = {"init_state": dict, "push": every_third, "on_error": "skip"}
+    for broken in ({"init_state": lambda: 1 / 0}, {"should_flush": lambda state: 1 / 0}):
+        name = next(iter(broken))
+        with pytest.raises(OperatorError, match=rf"mine: {name}\(\) raised ZeroDivisionError.*on_error has no say"):
+            made = {**settings, "push": lambda state, records: (state, records), **broken}
+            list(Pipeline(source(8)).stateful_transform("mine", **made).batch(2))
+    with pytest.raises(OperatorError, match=r"return \(state, list of records\)"):
+        list(Pipeline(source(8)).stateful_transform("mine", **{**settings, "push": lambda s, r: r}).batch(2))
+
+
+def test_a_push_that_changes_its_mind_cannot_be_gone_on_with() -> None:
+    seen: list[int] = []
+
+    def push(state: int, records: list[SampleRecord]) -> tuple[int, list[SampleRecord]]:
+        x = records[0].payload["x"]
+        if x in seen or x == 5:
+            raise ValueError(x)
+        seen.append(x)
+        return state, records
+
+    pipeline = Pipeline(source(8, shuffle_shards=False))
+    pipeline.stateful_transform("once", init_state=int, push=push, on_error="skip").batch(2)
+    with pytest.raises(OperatorError, match=r"once: push\(\) raised ValueError: 0, of a record that it took before"):
+        list(pipeline)
+
+
+def fails_on_the_bad(records: list[SampleRecord]) -> list[SampleRecord]:
+    """Changes payloads in place, in depth, before it sees that it cannot go on; drops the odd, and makes two of the even."""
+    out = []
+    for record in records:
+        record.payload["notes"].append(len(record.payload["notes"]))
+        if record.payload["x"] in BAD:
+            raise ValueError(record.payload["x"])
+        if record.payload["x"] % 2 == 0:
+            out += [SampleRecord(record.meta.child(i), {**record.payload, "i": i}) for i in range(2)]
+    return out
+
+
+@pytest.mark.parametrize("runner", [*RUNNERS, "process"])
+@pytest.mark.parametrize("micro_batch", [1, 7, 256])
+def test_a_group_that_fails_is_taken_apart(runner: str, micro_batch: int) -> None:
+    pipeline = Pipeline(noted()).add_op("mine", process_many=fails_on_the_bad, parallelism=2, on_error="skip")
+    pipeline.batch(4, drop_last=False).options(runner=runner, micro_batch=micro_batch, max_workers=2)
+    got = [(r.payload["x"], r.payload["i"], list(r.payload["notes"])) for batch in pipeline for r in batch.records]
+    good = [x for x in range(120) if x not in BAD]
+    assert got == [(x, i, [0]) for x in good if x % 2 == 0 for i in range(2)]
+    summary = pipeline.metrics_snapshot()
+    assert summary is not None and summary.refused == len(BAD)
+    (data,) = summary.datasets
+    assert data.dropped == {"mine: skip: ValueError": len(BAD), "mine: not handed on": sum(x % 2 for x in good)}
+
+
+def test_a_group_that_fails_raises_by_default_and_says_what_else_there_is() -> None:
+    with pytest.raises(OperatorError, match=r"mine\(fails_on_the_bad\) raised ValueError: 3\. .*on_error='skip'"):
+        list(Pipeline(noted()).add_op("mine", process_many=fails_on_the_bad).batch(2))
+    with pytest.raises(OperatorError, match="gave a int"):
+        list(Pipeline(noted()).add_op("mine", process_many=lambda records: [1], on_error="skip").batch(2))
+
+
+def test_what_depends_on_its_group_is_named_where_records_fail_too() -> None:
+    def numbered(records: list[SampleRecord]) -> list[SampleRecord]:
+        for number, record in enumerate(records):
+            record.payload = {"x": number, "was": record.payload["x"]}
+            if record.payload["was"] == 1:
+                raise ValueError("not this one")
+        return records
+
+    pipeline = Pipeline(noted()).add_op("mine", process_many=numbered, on_error="skip").batch(2).options(micro_batch=4)
+    with pytest.raises(OperatorError, match="gives other records for a group than for its halves"):
+        list(pipeline)

@@ -7,10 +7,17 @@
 Records are handed over one by one, so that nothing depends on the size of blocks. What leaves is the records themselves, or
 `SampleRecord(record.meta.child(i), payload)` made of one. A record that never leaves is counted as dropped; nothing else is
 asked of the user for it. Checkpoints hold the state (see `values.py`), or what `save` makes of it.
+
+With on_error "skip" or "quarantine" a record that `push` fails on is left out, and the state is what it was before that record.
+`push` may have changed the state half before it failed, so the state is made once more: from its last saved value, and from the
+records since, whose payloads are handed over as copies for that reason. This asks of `push` what a restored run asks as well, to
+give the same for the same state and record. Errors of the other functions belong to no record, and are raised whatever
+`on_error` says.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +26,12 @@ import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, ORIGIN_WIDTH, PIECE, Block, Drop, Ints, Origin
 from headrace.core.op import Fields
+from headrace.core.refusal import Refusal
 from headrace.custom.stateless import check_name, refuse_packed
 from headrace.custom.values import pack_value, unpack_value
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.map import function_name, require_callable
+from headrace.options import OnError
 from headrace.types import SampleRecord, block_from_records, records_from_block
 
 Records = list[SampleRecord]
@@ -35,6 +44,7 @@ class StatefulTransform:
     `preserves_cursor_order`: what leaves keeps the order in which it came. Otherwise flush sentinels apply, as with `shuffle`.
     `should_flush(state)`: after a push, whether to flush early. `transform(records)`: applied to each group that leaves.
     `save(state)` gives a value that a checkpoint can hold, `load(value)` the state again.
+    `on_error`: what becomes of a record that `push` fails on. None is "raise", or in a pipeline what its options say.
     """
 
     name: str
@@ -46,6 +56,7 @@ class StatefulTransform:
     preserves_cursor_order: bool = True
     save: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
+    on_error: OnError | None = None
 
     def __post_init__(self) -> None:
         """Functions that can be called, and a name."""
@@ -94,26 +105,33 @@ class StatefulRun:
         self._begun, self._state = False, None
         self._waiting: dict[tuple[int, int], list[int]] = {}
         """Ids of samples whose first piece has not left, by chunk and offset, in the order in which they came."""
+        self._policy = spec.on_error or "raise"
+        self._known: bytes | None = None
+        """The state, not long ago; None before it began."""
+        self._since: list[tuple[Block, int]] = []
+        """Blocks and rows that were pushed since, where they may be needed again."""
 
     def push(self, block: Block) -> list[Block]:
         """One record after the other."""
         refuse_packed(self._spec.name, block)
         out: Records = []
-        for record, ids in zip(records_from_block(block), block.origin.ids.tolist(), strict=True):
+        drops = list(block.drops)
+        for row, (record, ids) in enumerate(zip(records_from_block(block), block.origin.ids.tolist(), strict=True)):
             if not ids[PIECE]:  # a sample counts with its first piece
                 self._waiting[ids[CHUNK], ids[OFFSET]] = ids
             if not self._begun:
                 self._begun, self._state = True, self._call("init_state")
-            result = self._call("push", self._state, [record])
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise OperatorError(
-                    f"{self._spec.name}: push() returned {result!r:.60}; return (state, list of records)"
-                )
-            self._state, leaving = result
+            try:
+                self._state, leaving = self._pushed(record)
+            except _PushFailed as failed:
+                drops.append(self._refused(block, row, failed.error))
+                continue
+            if self._policy != "raise":
+                self._since.append((block, row))
             out += self._checked("push", leaving)
             if self._spec.should_flush is not None and self._call("should_flush", self._state):
                 out += self._flushed()
-        return self._block(out, list(block.drops))
+        return self._block(out, drops)
 
     def flush(self) -> list[Block]:
         """What the state holds; what has not left by now is dropped."""
@@ -134,26 +152,76 @@ class StatefulRun:
 
     def state(self) -> dict[str, Any]:
         """The user's state as bytes, and the samples that wait."""
-        value = None
-        if self._begun:
-            state = self._state if self._spec.save is None else self._call("save", self._state)
-            value = pack_value(state, f"{self._spec.name}: the state")
+        value = self._packed()
+        self._known, self._since = value, []
         waiting = np.array(list(self._waiting.values()), np.int64).reshape(-1, ORIGIN_WIDTH)
         return {"begun": self._begun, "value": value, "waiting": waiting.tobytes()}
 
     def restore(self, state: dict[str, Any], held: Block | None) -> None:
         """Continue from `state()`."""
         del held
+        self._known, self._since = state["value"] if state["begun"] else None, []
         self._begun = bool(state["begun"])
         if self._begun:
-            value = unpack_value(state["value"])
-            self._state = value if self._spec.load is None else self._call("load", value)
+            self._state = self._unpacked(state["value"])
         waiting = np.frombuffer(state["waiting"], np.int64).reshape(-1, ORIGIN_WIDTH).tolist()
         self._waiting = {(ids[CHUNK], ids[OFFSET]): ids for ids in waiting}
+
+    def _packed(self) -> bytes | None:
+        if not self._begun:
+            return None
+        state = self._state if self._spec.save is None else self._call("save", self._state)
+        return pack_value(state, f"{self._spec.name}: the state")
+
+    def _unpacked(self, value: bytes) -> Any:
+        state = unpack_value(value)
+        return state if self._spec.load is None else self._call("load", state)
+
+    def _pushed(self, record: SampleRecord) -> tuple[Any, list[Any]]:
+        """The state after a record, and what leaves. `_PushFailed` where the policy lets the run go on without it."""
+        if self._policy != "raise":
+            record.payload = copy.deepcopy(record.payload)
+        try:
+            result: Any = self._spec.push(self._state, [record])
+            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Iterable):
+                return result[0], list(result[1])
+        except Exception as error:  # a user's function raises anything; it gets a name and a place
+            if self._policy != "raise":
+                raise _PushFailed(error) from error
+            dataset, shard, row = record.meta.sample_id
+            raise OperatorError(
+                f"{self._spec.name}: push() raised {type(error).__name__}: {error} (dataset {dataset}, shard {shard}, row {row}). "
+                "Records that it fails on are left out with on_error='skip' or 'quarantine'"
+            ) from error
+        if isinstance(result, tuple) and len(result) == 2 and result[1] is None:
+            return result[0], []
+        raise OperatorError(f"{self._spec.name}: push() returned {result!r:.60}; return (state, list of records)")
+
+    def _refused(self, block: Block, row: int, error: Exception) -> Drop:
+        """Leave out a record, and go back to the state before it."""
+        ids, keep = block.origin.ids[row : row + 1], self._policy == "quarantine"
+        if not ids[0, PIECE]:
+            del self._waiting[ids[0, CHUNK].item(), ids[0, OFFSET].item()]
+        self._state = self._call("init_state") if self._known is None else self._unpacked(self._known)
+        for before, at in self._since:
+            try:
+                self._state, _ = self._pushed(records_from_block(before.slice(at, at + 1))[0])
+                if self._spec.should_flush is not None:
+                    self._call("should_flush", self._state)
+            except _PushFailed as failed:
+                raise OperatorError(
+                    f"{self._spec.name}: push() raised {type(failed.error).__name__}: {failed.error}, of a record that it took "
+                    f"before from the same state. on_error={self._policy!r} can only go on if it gives the same for the same state "
+                    "and record"
+                ) from failed.error
+        self._known, self._since = self._packed(), []
+        refusal = Refusal.of(error, block.slice(row, row + 1).payloads()[0] if keep else None, keep=keep)
+        return Drop(self._spec.name, f"{self._policy}: {type(error).__name__}", ids, refusal=refusal)
 
     def _flushed(self) -> Records:
         out = [] if self._spec.flush is None else self._checked("flush", self._call("flush", self._state))
         self._begun, self._state = False, None
+        self._known, self._since = None, []
         return out
 
     def _checked(self, what: str, records: Any) -> Records:
@@ -200,4 +268,15 @@ class StatefulRun:
         try:
             return getattr(self._spec, what)(*arguments)
         except Exception as error:  # a user's function raises anything; it gets a name and a place
-            raise OperatorError(f"{self._spec.name}: {what}() raised {type(error).__name__}: {error}") from error
+            whatever = "" if self._policy == "raise" else ". It belongs to no record, so on_error has no say"
+            raise OperatorError(
+                f"{self._spec.name}: {what}() raised {type(error).__name__}: {error}{whatever}"
+            ) from error
+
+
+class _PushFailed(Exception):
+    """`push` failed on a record that may be left out."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error

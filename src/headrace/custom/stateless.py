@@ -2,6 +2,9 @@
 
 It may drop records, change payloads, and make several of one: `SampleRecord(record.meta.child(i), payload)`. It remembers nothing:
 on the first records that a worker sees, a group must give what its halves give, or the data would depend on how the stream is cut.
+
+With on_error "skip" or "quarantine" a group that raises is halved until the records that raise by themselves are found. They are
+left out; the others are given once more, so each attempt is handed copies of the payloads.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Drop, Origin
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.map import function_name, require_callable, same
-from headrace.options import Validation
+from headrace.options import OnError, Validation
 from headrace.types import SampleRecord, block_from_records, records_from_block
 
 ProcessMany = Callable[[list[SampleRecord]], Iterable[SampleRecord]]
@@ -56,6 +59,8 @@ class RecordOp:
     make: Callable[[], ProcessMany]
     title: str
     """Name of the function or class, for the recipe."""
+    on_error: OnError | None = None
+    """What becomes of a record that the function fails on; None is "raise", or in a pipeline what its options say."""
     validation: Validation = "strict"
 
     def describe(self) -> dict[str, Any]:
@@ -71,17 +76,21 @@ class RecordOp:
         process = self.make()
         unchecked = [self.validation != "off"]
 
+        tolerant = self.on_error not in (None, "raise")
+
         def run(block: Block, bad: BadRows) -> Block:
             refuse_packed(self.name, block)
-            if unchecked[0] and len(block) > 1:
+            out = self._passing(process, block, bad) if tolerant else []
+            if unchecked[0] and len(block) > 1 and not bad.rows:
                 unchecked[0] = False
                 self._check(process, block)
-            out = self._call(process, records_from_block(block))
+            if not tolerant:
+                out = self._call(process, records_from_block(block))
             made = block_from_records(out) if out else Block(block.lane, Origin.empty(), None, [])
             place, ids = [CHUNK, OFFSET, PIECE], block.origin.ids  # a sample counts with its first piece
             left = set(map(tuple, made.origin.ids[:, place].tolist()))
             rows = enumerate(map(tuple, ids[:, place].tolist()))
-            gone = [row for row, key in rows if not key[2] and key not in left]
+            gone = [row for row, key in rows if not key[2] and key not in left and row not in bad.rows]
             drops = (
                 (*block.drops, Drop(self.name, "not handed on", ids[np.array(gone, np.int64)])) if gone else block.drops
             )
@@ -91,9 +100,33 @@ class RecordOp:
 
     def _call(self, process: ProcessMany, records: list[SampleRecord]) -> list[SampleRecord]:
         try:
-            out: list[Any] = list(process(records))
+            out = list(process(records))
         except Exception as error:  # a user's function raises anything; it gets a name and a place
-            raise OperatorError(f"{self.name}({self.title}) raised {type(error).__name__}: {error}") from error
+            raise OperatorError(
+                f"{self.name}({self.title}) raised {type(error).__name__}: {error}. Records that it fails on are left out with "
+                "on_error='skip' or 'quarantine'"
+            ) from error
+        return self._checked(out)
+
+    def _passing(self, process: ProcessMany, block: Block, bad: BadRows) -> list[SampleRecord]:
+        """What comes of the records that the function does not fail on."""
+
+        def attempt(start: int, stop: int) -> list[SampleRecord]:
+            records = records_from_block(block.slice(start, stop))
+            for record in records:
+                record.payload = copy.deepcopy(record.payload)
+            try:
+                return list(process(records))
+            except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
+                if stop - start == 1:
+                    bad.add(start, error)
+                    return []
+            half = (start + stop) // 2
+            return attempt(start, half) + attempt(half, stop)
+
+        return self._checked(attempt(0, len(block)))
+
+    def _checked(self, out: list[Any]) -> list[SampleRecord]:
         for record in out:
             if not isinstance(record, SampleRecord):
                 raise OperatorError(
@@ -127,14 +160,14 @@ def refuse_packed(name: str, block: Block) -> None:
         )
 
 
-def record_op(name: str, process_many: Any) -> RecordOp:
+def record_op(name: str, process_many: Any, on_error: OnError | None = None) -> RecordOp:
     """An operator of a function."""
     check_name("add_op", name)
     require_callable(process_many, "add_op(process_many=)")
-    return RecordOp(name, lambda: process_many, function_name(process_many))
+    return RecordOp(name, lambda: process_many, function_name(process_many), on_error)
 
 
-def instance_op(op: Any, name: str | None) -> RecordOp:
+def instance_op(op: Any, name: str | None, on_error: OnError | None = None) -> RecordOp:
     """An operator of an object with `process_many`, copied for each worker and there prepared by its `setup()`, if it has one."""
     if not callable(getattr(op, "process_many", None)):
         raise ConfigError(
@@ -149,7 +182,7 @@ def instance_op(op: Any, name: str | None) -> RecordOp:
             own.setup()
         return own.process_many
 
-    return RecordOp(chosen, make, type(op).__qualname__)
+    return RecordOp(chosen, make, type(op).__qualname__, on_error)
 
 
 def refuse_accumulator(name: str, settings: Sequence[str]) -> None:

@@ -13,24 +13,27 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from headrace.arguments import whole_number
-from headrace.core.block import COMPONENT, Block, Drop, Ints, Origin, field_roots, to_list
+from headrace.core.block import COMPONENT, MISSING, Block, Drop, Ints, Origin, field_roots, to_list
 from headrace.core.op import Fields
+from headrace.core.refusal import Refusal
 from headrace.core.tokens import TOKEN_FIELDS, column_lengths, find_tokens_field
 from headrace.errors import CheckpointError, ConfigError, OperatorError, RecordError
 from headrace.ops.map import function_name
 from headrace.ops.pool import RowPool
+from headrace.options import OnError
 
 _NAME: Final = "ensure_mixture"
 _OFF: Final = -1
 """The queue of components that the mixture gives no share."""
 _WARM_UP: Final = 1000
+_ADVICE: Final = "Such records are left out with on_error='skip' or 'quarantine'"
 _log = logging.getLogger("headrace")
 
 
@@ -43,6 +46,8 @@ class EnsureMixture:
     what has no room in the mixture at a flush is dropped and counted.
     `obsolete_drain_rate`: records of components without a share that leave for each other record; 0 keeps them to the flush.
     `warn_tolerance`: log a warning at a flush if a component's share was off by more than this.
+    `on_error`: what becomes of a record without a weight: its function raises, or gives no number of at least 0, or there are no
+    tokens to count. None is "raise", or in a pipeline what its options say. A record that is left out counts for no share.
     """
 
     targets: tuple[tuple[str, float], ...]
@@ -51,6 +56,7 @@ class EnsureMixture:
     obsolete_drain_rate: float = 0.1
     weight_by: str | Callable[[Any], float] = "auto"
     warn_tolerance: float | None = None
+    on_error: OnError | None = None
     components: tuple[tuple[str, int], ...] = ()
     """Names and ids of the components; `with_components` fills it in."""
 
@@ -135,10 +141,11 @@ class MixtureBuffer:
     def push(self, block: Block) -> list[Block]:
         """Records that are next now."""
         out: list[int] = []
+        block, weights = self._weighed(block, self._spec.on_error or "raise")
         if len(block):
             first, size = self._pool.add(block), self._spec.max_buffer_size or math.inf
             components = block.origin.ids[:, COMPONENT].tolist()
-            for handle, (component, weight) in enumerate(zip(components, self._weights(block), strict=True), first):
+            for handle, (component, weight) in enumerate(zip(components, weights, strict=True), first):
                 self._enqueue(component, handle, weight)
                 if component == self._next or self._held >= size or self._since == self._period:
                     self._release(out)
@@ -190,7 +197,8 @@ class MixtureBuffer:
         if held is not None and len(held):
             self._pool.restore(np.arange(len(held)), held, len(held))
             components = held.origin.ids[:, COMPONENT].tolist()
-            for handle, (component, weight) in enumerate(zip(components, self._weights(held), strict=True)):
+            held, weights = self._weighed(held, "raise")
+            for handle, (component, weight) in enumerate(zip(components, weights, strict=True)):
                 self._enqueue(component, handle, weight)
 
     # -- who is next --------------------------------------------------------------------------------
@@ -253,27 +261,36 @@ class MixtureBuffer:
 
     # -- weights ------------------------------------------------------------------------------------
 
-    def _weights(self, block: Block) -> list[float]:
+    def _weighed(self, block: Block, policy: OnError) -> tuple[Block, list[float]]:
+        """The rows that have a weight, and their weights; with word of the others, unless the policy is to raise."""
+        found = self._weights(block)
+        bad = {row: value for row, value in enumerate(found) if isinstance(value, Exception)}
+        if not bad:
+            return block, found  # type: ignore[return-value]
+        if policy == "raise":
+            raise next(iter(bad.values()))
+        payloads = block.payloads() if policy == "quarantine" else None
+        rows = np.array([row for row in range(len(block)) if row not in bad], np.int64)
+        kept = block.take(rows) if len(rows) else block.slice(0, 0).dropping(*block.drops)
+        drops = [
+            _refused(block, row, error, policy, None if payloads is None else payloads[row])
+            for row, error in bad.items()
+        ]
+        return kept.dropping(*drops), [value for value in found if not isinstance(value, Exception)]
+
+    def _weights(self, block: Block) -> Sequence[float | Exception]:
+        """The weight of each row, or why it has none."""
         by = self._spec.weight_by
         if by == "samples":
             return [1.0] * len(block)
         if by == "auto":
-            columns = block.as_columns()
-            name = find_tokens_field(columns)
-            lengths = None if name is None else column_lengths(columns[name], len(block))
+            lengths = _tokens(block)
             if lengths is None:
-                raise _error(
-                    block, 0, f"no token ids to count; the record has {', '.join(sorted(columns)) or 'no fields'}"
-                )
+                return [_tokens_of_row(block, row) for row in range(len(block))]
             return lengths.astype(float).tolist()
-        values = to_list(block.column(by)) if isinstance(by, str) else [_asked(by, p) for p in block.payloads()]
-        for row, value in enumerate(values):
-            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if not number or not 0 <= float(value) < math.inf:
-                raise _error(
-                    block, row, f"weight_by={_shown(by)} gave {value!r:.60}; a weight is a number of at least 0"
-                )
-        return [float(value) for value in values]
+        if isinstance(by, str):
+            return [_number(block, row, by, value) for row, value in enumerate(to_list(block.column(by)))]
+        return [_asked(block, row, by, payload) for row, payload in enumerate(block.payloads())]
 
     def _speak_up(self) -> None:
         tolerance = self._spec.warn_tolerance
@@ -285,11 +302,43 @@ class MixtureBuffer:
             _log.warning("%s: lane %d was off by more than %g: %s", _NAME, self._lane, tolerance, ", ".join(far))
 
 
-def _asked(fn: Callable[[Any], float], payload: Any) -> Any:
+def _tokens(block: Block) -> Ints | None:
+    columns = block.as_columns()
+    name = find_tokens_field(columns)
+    return None if name is None else column_lengths(columns[name], len(block))
+
+
+def _tokens_of_row(block: Block, row: int) -> float | Exception:
+    one = block.slice(row, row + 1)
+    if (lengths := _tokens(one)) is not None:
+        return float(lengths[0])
+    names = sorted(name for name, column in one.as_columns().items() if to_list(column) != [MISSING])
+    return _error(block, row, f"no token ids to count; the record has {', '.join(names) or 'no fields'}")
+
+
+def _asked(block: Block, row: int, fn: Callable[[Any], float], payload: Any) -> float | Exception:
     try:
-        return fn(payload)
-    except Exception as error:  # a user's function raises anything; it gets a name and a place
-        raise OperatorError(f"{_NAME}(weight_by={function_name(fn)}) raised {type(error).__name__}: {error}") from error
+        value = fn(payload)
+    except Exception as cause:  # noqa: BLE001  a user's function raises anything; it gets a name and a place
+        error = OperatorError(
+            f"{_NAME}(weight_by={function_name(fn)}) raised {type(cause).__name__}: {cause} ({_place(block, row)}). {_ADVICE}"
+        )
+        error.__cause__ = cause
+        return error
+    return _number(block, row, fn, value)
+
+
+def _number(block: Block, row: int, by: Any, value: Any) -> float | Exception:
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and 0 <= float(value) < math.inf:
+        return float(value)
+    return _error(block, row, f"weight_by={_shown(by)} gave {value!r:.60}; a weight is a number of at least 0")
+
+
+def _refused(block: Block, row: int, error: Exception, policy: OnError, payload: Any) -> Drop:
+    """Word of a row that is left out, for what its function raised, if that is why."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    refusal = Refusal.of(cause, payload, keep=policy == "quarantine")
+    return Drop(_NAME, f"{policy}: {type(cause).__name__}", block.origin.ids[row : row + 1], refusal=refusal)
 
 
 def _shown(by: Any) -> str:
@@ -302,9 +351,13 @@ def _check_number(name: str, value: Any, fits: Callable[[float], bool], allowed:
 
 
 def _error(block: Block, row: int, what: str) -> RecordError:
-    dataset, shard, number = block.origin.ids[row, :3].tolist()
     error = RecordError(
-        f"{_NAME}: {what} (dataset {dataset}, shard {shard}, row {number}); tokenize first, or choose another weight_by="
+        f"{_NAME}: {what} ({_place(block, row)}); tokenize first, or choose another weight_by=. {_ADVICE}"
     )
     error.origin = tuple(block.origin.ids[row].tolist())
     return error
+
+
+def _place(block: Block, row: int) -> str:
+    dataset, shard, number = block.origin.ids[row, :3].tolist()
+    return f"dataset {dataset}, shard {shard}, row {number}"

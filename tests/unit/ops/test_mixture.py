@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,3 +182,93 @@ def test_where_it_may_stand_and_whose_mixture_it_is() -> None:
         Pipeline(source()).ensure_mixture(max_bufer_size=3)
     recipe = Pipeline(source(code=1, web=3)).ensure_mixture().recipe()
     assert recipe["operators"]["0.ensure_mixture"]["targets"] == {"code": 1.0, "web": 3.0}
+
+
+# -- records without a weight -------------------------------------------------------------------------
+
+
+def weight(payload: dict[str, Any]) -> Any:
+    if payload["n"] == 7:
+        raise KeyError("seven")
+    return {13: -1.0, 21: "much", 22: None}.get(payload["n"], 1.0)
+
+
+@pytest.mark.parametrize("by", ["auto", "field", "function"])
+@pytest.mark.parametrize("cut", [1, 2, 3, 40])
+def test_records_without_a_weight_are_left_out_as_if_they_had_not_been(by: str, cut: int) -> None:
+    bad = {"auto": {3, 4}, "field": {5}, "function": {7, 13, 21, 22}}[by]
+
+    def payload(n: int) -> dict[str, Any]:
+        match by:
+            case "auto":
+                return {"text": "none"} if n in bad else {"input_ids": [n] * (n % 5 + 1)}
+            case "field":
+                return {"n": float("nan") if n in bad else n % 4 + 1}
+            case _:
+                return {"n": n}
+
+    word, settings = (
+        "cwwcwcccwcwwcwwwcwcwccwwcwcwcccwwwcwcccw",
+        {"weight_by": {"field": "n", "function": weight}.get(by, by)},
+    )
+
+    def outcome(numbers: list[int], **more: Any) -> tuple[list[int], list[int]]:
+        mixer, rows, dropped = buffer(**settings, **more), [], []
+        for start in range(0, len(numbers), cut):
+            part = numbers[start : start + cut]
+            block = block_of("".join(word[n] for n in part), [payload(n) for n in part])
+            block.origin.ids[:, 2] = block.origin.ids[:, 5] = part
+            again = mixer.push(block)
+            rows += [row for out in again for row in out.origin.ids[:, 2].tolist()]
+            dropped += [row for out in again for drop in out.drops for row in drop.ids[:, 2].tolist()]
+            assert all(drop.reason.startswith("skip: ") for out in again for drop in out.drops)
+        rows += [row for out in mixer.flush() for row in out.origin.ids[:, 2].tolist()]
+        return rows, dropped
+
+    every = list(range(len(word)))
+    assert outcome(every, on_error="skip") == (outcome([n for n in every if n not in bad])[0], sorted(bad))
+
+
+def labelled(policy: str | None, **options: Any) -> Pipeline:
+    shard = InMemoryShard([{"n": n} for n in range(40)])
+    work = StaticMixtureWorkSource([Dataset.from_dict("d", {0: shard})], {"d": 1}, chunk_size=8, shuffle_shards=False)
+    return Pipeline(work).ensure_mixture(weight_by=weight, on_error=policy).batch(3, drop_last=False).options(**options)
+
+
+GOOD = [n for n in range(40) if n not in (7, 13, 21, 22)]
+
+
+@pytest.mark.parametrize("made", [lambda: labelled("skip"), lambda: labelled(None, on_error="skip")])
+def test_a_pipeline_leaves_out_records_without_a_weight_and_says_so(made: Any) -> None:
+    pipeline = made().options(cut_every=4)
+    running = iter(pipeline)
+    got = [r.payload["n"] for batch in islice(running, 3) for r in batch.records]
+    state = pipeline.checkpoint()
+    got += [r.payload["n"] for batch in running for r in batch.records]
+    assert got == GOOD
+    summary = pipeline.metrics_snapshot()
+    assert summary is not None and summary.refused == 4
+    (data,) = summary.datasets
+    assert data.dropped == {"ensure_mixture: skip: KeyError": 1, "ensure_mixture: skip: RecordError": 3}
+    assert data.delivered + sum(data.dropped.values()) == data.handed_out == 40
+    other = made().options(micro_batch=2)
+    other.restore(state)
+    assert [r.payload["n"] for batch in other for r in batch.records] == GOOD[9:]
+
+
+def test_what_has_no_weight_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    with pytest.raises(ConfigError, match="quarantine_path"):
+        labelled("quarantine").plan()
+    list(labelled("quarantine", quarantine_path=bad))
+    lines = [json.loads(line) for line in bad.read_text().splitlines()]
+    assert [(line["row"], line["payload"]) for line in lines] == [(n, {"n": n}) for n in (7, 13, 21, 22)]
+    assert lines[0]["reason"] == "KeyError: 'seven'"
+    with pytest.raises(
+        RecordError, match="3 records were refused, more than max_errors=2; the last by 'ensure_mixture'"
+    ):
+        list(labelled("skip", max_errors=2))
+    with pytest.raises(OperatorError, match=r"raised KeyError: 'seven' \(dataset 0, shard 0, row 7\).*on_error='skip'"):
+        list(labelled("raise", on_error="skip"))
+    with pytest.raises(ConfigError, match=r"ensure_mixture\(on_error='ignore'\): choose one of"):
+        labelled("ignore")
