@@ -315,15 +315,26 @@ class Drop(NamedTuple):
     refusal: Refusal | None = None
 
 
+class RowDigests(NamedTuple):
+    """What the payload of each row is known by: `words` uint64 `[n, w]`, of fields and kinds that `header` names."""
+
+    header: bytes
+    words: NDArray[np.uint64]
+
+
 @dataclass(slots=True)
 class Block:
-    """`n` rows of one lane, in order. Exactly one of `columns` and `rows` holds the payload."""
+    """`n` rows of one lane, in order. Exactly one of `columns` and `rows` holds the payload.
+
+    `digests` follow the rows for as long as their payload is the same (`core.digest`); None: not taken.
+    """
 
     lane: int
     origin: Origin
     columns: dict[str, Column] | None = None
     rows: list[Any] | None = None
     drops: tuple[Drop, ...] = field(default=())
+    digests: RowDigests | None = None
 
     def __len__(self) -> int:
         rows = self.origin.rows
@@ -373,6 +384,7 @@ class Block:
             self.origin.slice(start, stop),
             None if self.columns is None else {k: slice_column(c, start, stop) for k, c in self.columns.items()},
             None if self.rows is None else self.rows[start:stop],
+            digests=self.digests and RowDigests(self.digests.header, self.digests.words[start:stop]),
         )
 
     def take(self, index: Ints) -> Block:
@@ -383,6 +395,7 @@ class Block:
             None if self.columns is None else {k: take_column(c, index) for k, c in self.columns.items()},
             None if self.rows is None else [self.rows[i] for i in index.tolist()],
             self.drops,
+            self.digests and RowDigests(self.digests.header, self.digests.words[index]),
         )
 
     def with_columns(self, columns: dict[str, Column], origin: Origin | None = None) -> Block:
@@ -415,7 +428,14 @@ def concat_blocks(blocks: Sequence[Block]) -> Block:
         return Block(first.lane, origin, None, [row for b in blocks for row in b.payloads()], drops)
     names = list(dict.fromkeys(name for b in blocks for name in (b.columns or {})))
     columns = {name: concat_columns([b.column(name) for b in blocks]) for name in names}
-    return Block(first.lane, origin, columns, None, drops)
+    return Block(first.lane, origin, columns, None, drops, _concat_digests([b.digests for b in blocks]))
+
+
+def _concat_digests(parts: Sequence[RowDigests | None]) -> RowDigests | None:
+    taken = [part for part in parts if part is not None]
+    if len(taken) != len(parts) or len({part.header for part in taken}) != 1:
+        return None
+    return RowDigests(taken[0].header, np.concatenate([part.words for part in taken]))
 
 
 def lookup(payload: Any, path: str) -> Any:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.block import MISSING, Block, Origin, Ragged, Text
-from headrace.core.digest import MODULUS, RollingDigest, digest_block, digest_value, row_marks, term
+from headrace.core.block import MISSING, Block, Origin, Ragged, Text, concat_blocks
+from headrace.core.digest import MODULUS, RollingDigest, digest_block, digest_value, row_marks, term, with_digests
 from headrace.errors import ConfigError
 from headrace.types import SampleBatch
 
@@ -95,7 +95,7 @@ def test_the_origin_counts() -> None:
     assert digest_block(Block(0, moved, {"x": MATRIX})).digest != digest(x=MATRIX)
     packed = Origin(origin(3).ids, np.array([0, 1, 3]), np.zeros((3, 2), np.int64))
     found = digest_block(Block(0, packed, {"x": MATRIX[:2]}))
-    assert found.segments is not None and found.segments.tolist() == [1, 2] and found.samples.shape == (3, 3)
+    assert found.digest != digest_block(Block(0, origin(2), {"x": MATRIX[:2]})).digest
 
 
 def test_each_row_has_a_mark_of_its_own() -> None:
@@ -112,6 +112,55 @@ def test_each_row_has_a_mark_of_its_own() -> None:
     for batches in ([a, b], [a, one, b], [value, a, nothing], [nothing, value]):
         alone = [mark for batch in batches for mark in row_marks([batch]).tolist()]
         assert row_marks(batches).tolist() == alone
+
+
+WHOLE = {
+    "matrix": np.arange(48, dtype=np.int32).reshape(12, 4),
+    "ragged": Ragged(np.arange(30, dtype=np.uint16), np.array([0, 3, 3, 4, 8, 9, 10, 15, 20, 21, 22, 29, 30])),
+    "text": Text.from_bytes([b"row %d" % i for i in range(12)]),
+    "number": np.arange(12, dtype=np.uint8),
+    "flag": np.arange(12) % 3 == 0,
+    "score": np.arange(12, dtype=np.float32) / 3,
+    "huge": np.arange(12, dtype=np.uint64) + np.uint64(2**63 - 6),  # what kind it is depends on the rows
+    "objects": [{"k": i} if i % 5 else f"t{i}" for i in range(12)],  # so it does here
+    "tall": Ragged(np.arange(24, dtype=np.float64).reshape(12, 2), np.arange(13)),
+}
+
+
+@given(
+    st.sets(st.sampled_from(sorted(WHOLE)), min_size=1),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=4),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_digests_taken_of_a_block_are_those_of_the_batches_cut_from_it(
+    names: set[str], cuts: list[tuple[int, int]], taken: list[bool], shuffled: bool
+) -> None:
+    """However batches are cut, gathered and joined, from blocks with digests, without, or some of each."""
+
+    def batch(with_them: list[bool]) -> Block:
+        block = Block(0, origin(12), {name: WHOLE[name] for name in names})
+        sources = {True: with_digests(block), False: block}
+        parts = [sources[its].slice(min(cut), max(cut)) for cut, its in zip(cuts, with_them, strict=False)]
+        joined = concat_blocks(parts)
+        return joined.take(np.arange(len(joined))[::-1].copy()) if shuffled else joined
+
+    a, b = (digest_block(batch(which)) for which in (taken, [False] * 4))
+    assert a.digest == b.digest
+    assert row_marks([a]).tolist() == row_marks([b]).tolist()
+
+
+def test_digests_do_not_outlive_the_values_they_are_of() -> None:
+    block = with_digests(Block(0, origin(3), {"x": MATRIX}))
+    assert block.digests is not None
+    assert block.with_columns({"x": MATRIX + 1}).digests is None
+    assert block.with_rows([1, 2, 3]).digests is None
+    assert concat_blocks([block, Block(0, origin(1), None, [{"x": 1}])]).digests is None
+    taken = digest_block(block)
+    before = taken.digest
+    MATRIX[0, 0] += 1  # a training loop that writes into its batch
+    assert taken.digest == before
+    MATRIX[0, 0] -= 1
 
 
 def test_values_of_user_functions() -> None:
