@@ -138,7 +138,7 @@ class Forked:
     def __init__(self, control: socket.socket, pipe: int) -> None:
         """`pipe` brings the worker's number and, when it has ended, how."""
         self._control = control
-        self._pipe = pipe
+        self.pipe = pipe
         self._pid: int | None = None
         self.returncode: int | None = None
 
@@ -186,10 +186,10 @@ class Forked:
         if self.returncode is not None:
             return False
         poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
+        poll.register(self.pipe, select.POLLIN)
         if not poll.poll(None if wait is None else wait * 1e3):
             return False
-        word = os.read(self._pipe, STATUS.size)
+        word = os.read(self.pipe, STATUS.size)
         if not word:
             self._end(UNKNOWN)
         elif self._pid is None:
@@ -200,12 +200,30 @@ class Forked:
 
     def _end(self, code: int) -> None:
         self.returncode = code
-        os.close(self._pipe)
+        os.close(self.pipe)
 
     def forget(self) -> None:
         """In a fork of the owner: close this copy."""
         if self.returncode is None:
             self._end(0)
+
+
+def wait_for_any(processes: Sequence[Process], seconds: float) -> None:
+    """Return when one of these ends, or after so many seconds."""
+    poll = select.poll()
+    opened: list[int] = []
+    try:
+        for process in processes:
+            if isinstance(process, Forked):
+                poll.register(process.pipe, select.POLLIN)
+            else:
+                opened.append(os.pidfd_open(process.pid))
+                poll.register(opened[-1], select.POLLIN)
+    except (OSError, AttributeError):  # a system without them, or it has ended
+        seconds = min(seconds, 0.002)
+    poll.poll(seconds * 1e3)
+    for fd in opened:
+        os.close(fd)
 
 
 def forget(process: Process) -> None:

@@ -203,14 +203,12 @@ def stop_children(children: Iterable[Child], owner: int) -> None:
 
 
 def _still_there(children: list[Child], deadline: float) -> list[Child]:
-    pause = 0.0005
-    while children:
+    while True:
         gone = [child for child in children if child.process.poll() is not None]
         for child in gone:
             child.lifeline.close()
         children = [child for child in children if child.process.returncode is None]
-        if not children or time.monotonic() > deadline:
-            break
-        time.sleep(pause)
-        pause = min(pause * 2, 0.02)
-    return children
+        left = deadline - time.monotonic()
+        if not children or left <= 0:
+            return children
+        spawn.wait_for_any([child.process for child in children], left)
