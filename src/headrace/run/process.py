@@ -68,6 +68,11 @@ class ProcessExecutor:
             raise
 
     @property
+    def starter(self) -> spawn.Starter:
+        """What starts its workers, for others that belong to the same pipeline."""
+        return self._starter
+
+    @property
     def background(self) -> bool:
         """Processes work while nobody calls."""
         return True
@@ -309,7 +314,7 @@ class ProcessExecutor:
             None if config.zero_copy else self._recycler,
             config.slab_bytes,
             self._starter,
-            by_value=b"cloudpickle" in factory,
+            by_value=spawn.is_by_value(factory),
         )
         self._begun[index] = 0
         self._seen[index] = (0, time.monotonic())

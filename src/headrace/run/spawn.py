@@ -208,6 +208,11 @@ class Forked:
             self._end(0)
 
 
+def is_by_value(data: bytes) -> bool:
+    """Whether this pickle of a function needs cloudpickle to be read."""
+    return b"cloudpickle" in data
+
+
 def wait_for_any(processes: Sequence[Process], seconds: float) -> None:
     """Return when one of these ends, or after so many seconds."""
     poll = select.poll()

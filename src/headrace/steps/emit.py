@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError, InternalError, WorkerDied
-from headrace.run import supervise, wire
+from headrace.run import spawn, supervise, wire
 from headrace.run.executor import Paced
 from headrace.run.failure import from_exception, unpack
 from headrace.run.shm import Recycler
@@ -136,7 +136,10 @@ class ProcessPort:
     """A reader in a process of its own."""
 
     def __init__(self, number: int, reader: Any, executor: Paced) -> None:
-        """Start the process and let it read."""
+        """Start the process, as the workers were, and let it read."""
+        from headrace.run.process import ProcessExecutor
+
+        assert isinstance(executor, ProcessExecutor)
         self._executor = executor
         self._messages: deque[Pulled] = deque()
         self._number = number
@@ -144,10 +147,13 @@ class ProcessPort:
         self._watched = False
         self._done = False
         self.error: BaseException | None = None
-        self._child = child = supervise.start_child(number, Recycler())
+        factory = wire.dumps(Emission(reader))
+        self._child = child = supervise.start_child(
+            number, Recycler(), starter=executor.starter, by_value=spawn.is_by_value(factory)
+        )
         self._shut = weakref.finalize(self, supervise.stop_children, [child], os.getpid())
         settings = {
-            "factory": wire.dumps(Emission(reader)),
+            "factory": factory,
             "hand_back": True,
             "name": f"emitter {number}",
             "keep_memory": False,
