@@ -1,5 +1,8 @@
 """Always-on counters: what every operator did, where every sample went.
 
+A run that was restored does some work again (`run/account.py`). Its operators' rows, blocks and times are those of all that ran
+here; samples count in the run that delivers or drops them, and those of the repetition are `replayed`.
+
 Plain integers, written by one thread each and read by anyone. Per-batch work is one append; the sums are made when
 someone asks, or once in `SETTLE_EVERY` times.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,6 +82,7 @@ class Counters:
     operators: list[OperatorCounters]
     datasets: dict[int, str]
     handed_out: SampleCounts = field(default_factory=SampleCounts)
+    replayed: SampleCounts = field(default_factory=SampleCounts)
     dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
     dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: int = 0
@@ -89,18 +93,21 @@ class Counters:
         """Count pointers leaving the curriculum."""
         self.handed_out.add(ids)
 
-    def drop(self, drops: Iterable[Drop]) -> None:
+    def tell(self, drop: Drop) -> None:
+        """Log a record that a stateful operator refused."""
+        if drop.refusal is not None and self.log is not None:
+            self.log(drop)
+
+    def count(self, drop: Drop) -> None:
         """Count samples (and tokens) that ended early."""
-        for drop in drops:
-            lost = SampleCounts()
-            lost.add(drop.ids)
-            for dataset, n in lost.sums().items():
-                self.dropped[dataset, drop.operator, drop.reason] += n
-            if drop.refusal is not None and self.log is not None:
-                self.refused += 1
-                self.log(drop)
-            if drop.tokens:
-                self.dropped_tokens[drop.operator, drop.reason] += drop.tokens
+        lost = SampleCounts()
+        lost.add(drop.ids)
+        for dataset, n in lost.sums().items():
+            self.dropped[dataset, drop.operator, drop.reason] += n
+        if drop.refusal is not None:
+            self.refused += 1
+        if drop.tokens:
+            self.dropped_tokens[drop.operator, drop.reason] += drop.tokens
 
 
 @dataclass(slots=True)

@@ -37,16 +37,24 @@ class EngineSummary:
     queue_capacity: int = 0
     loop_waited_s: float = 0.0
     engine_waited_s: float = 0.0
+    replayed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """One dataset: samples handed out, delivered, and dropped by "operator: reason"."""
+    """One dataset: samples handed out, delivered, and dropped by "operator: reason", in this run.
+
+    At the end of a run, restored or not, `delivered` and `dropped` add up to `handed_out`; before it, the rest is on its way.
+    `replayed`: samples that a restored run read again and did not deliver or drop, since the run before had done so between its
+    last cut and its checkpoint. None of the other numbers has them in it. Samples that operators held at that cut are handed out by
+    this run as they leave the operators.
+    """
 
     name: str
     handed_out: int
     delivered: int
     dropped: dict[str, int]
+    replayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,10 @@ class MTPQueueStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSummary:
-    """A snapshot. Counts are since the iterator was made."""
+    """A snapshot. Counts are since the iterator was made: a restored run counts what it delivers and drops itself.
+
+    Rows, blocks and times of operators are those of all work that was done, the repetition after a restore too.
+    """
 
     operators: tuple[OperatorSummary, ...]
     datasets: tuple[DatasetSummary, ...]
@@ -97,6 +108,7 @@ def summarize_engine(counters: Counters, buffer: Any, capacity: int, workers: Ma
         ),
         names=tuple(counters.datasets.items()),
         handed_out=tuple(counters.handed_out.sums().items()),
+        replayed=tuple(counters.replayed.sums().items()),
         dropped=tuple((dataset, f"{op}: {why}", n) for (dataset, op, why), n in list(counters.dropped.items())),
         dropped_tokens=tuple((f"{op}: {why}", n) for (op, why), n in list(counters.dropped_tokens.items())),
         workers=tuple(workers.items()),
@@ -110,7 +122,7 @@ def summarize_engine(counters: Counters, buffer: Any, capacity: int, workers: Ma
 
 def summarize(engine: EngineSummary, deliveries: Deliveries) -> PipelineSummary:
     """The engine's counts and the loop's together."""
-    delivered, handed_out = deliveries.by_dataset(), dict(engine.handed_out)
+    delivered, handed_out, replayed = deliveries.by_dataset(), dict(engine.handed_out), dict(engine.replayed)
     dropped: dict[int, dict[str, int]] = {}
     for dataset, why, n in engine.dropped:
         dropped.setdefault(dataset, {})[why] = n
@@ -120,7 +132,8 @@ def summarize(engine: EngineSummary, deliveries: Deliveries) -> PipelineSummary:
     return PipelineSummary(
         operators=engine.operators,
         datasets=tuple(
-            DatasetSummary(name, handed_out.get(i, 0), delivered[i], dropped.get(i, {})) for i, name in engine.names
+            DatasetSummary(name, handed_out.get(i, 0), delivered[i], dropped.get(i, {}), replayed.get(i, 0))
+            for i, name in engine.names
         ),
         dropped_tokens=dict(engine.dropped_tokens),
         workers=dict(engine.workers),

@@ -25,6 +25,7 @@ from headrace.core.op import Accumulator
 from headrace.core.plan import Node, Plan, in_recipe
 from headrace.errors import CheckpointError
 from headrace.ops.pack.domains import DomainGroups
+from headrace.run.account import Account
 from headrace.run.undelivered import Documents, Held, Recorder, Rest, Rows, held_documents
 
 RESHAPING: Final = ("pack_flat", "batch")
@@ -183,10 +184,16 @@ class Transitions:
     """Takes a lane through its changes, one after the other: what was delivered, once more, then what replaces it."""
 
     def __init__(
-        self, changed: Changed, lane: int, run: Run, accumulators: dict[int, Accumulator], rests: dict[int, Rest]
+        self,
+        changed: Changed,
+        lane: int,
+        run: Run,
+        accumulators: dict[int, Accumulator],
+        rests: dict[int, Rest],
+        account: Account,
     ) -> None:
         """`rests`: what was held at the cut, for each stage that a change makes begin anew."""
-        self._changed, self._lane, self._run = changed, lane, run
+        self._changed, self._lane, self._run, self._account = changed, lane, run, account
         self._accumulators, self._rests = accumulators, rests
         self._delivered: dict[int, list[Origin]] = {stage: [] for stage in rests}
         self._recorders: dict[int, Recorder] = {}
@@ -197,11 +204,14 @@ class Transitions:
         self._recorders[begin] = Recorder(stream)
         running = self._run_from(begin, [])
         for era, change in enumerate(self._changed.changes):
+            coming = [stage for stage in self._changed.transitions[era:] if stage is not None]
+            self._account.void_from = min(coming, default=None)
             self._deliver_again(running, change.taken)
             transition = self._changed.transitions[era]
             if transition is not None:
                 running.close()  # type: ignore[attr-defined]
                 running = self._run_from(transition, self._begin_anew(era, transition))
+        self._account.void_from = None
         return running
 
     def _run_from(self, begin: int, first: list[Block]) -> Iterator[Message]:
@@ -216,6 +226,8 @@ class Transitions:
     def _deliver_again(self, running: Iterator[Message], taken: int) -> None:
         items = (message.origin for message in running if isinstance(message, (Block, Item)))
         again = list(islice(items, taken))
+        for origin in again:
+            self._account.deliver(origin)
         if len(again) < taken:
             raise CheckpointError(
                 f"lane {self._lane}: {taken} batches were delivered before a change of the run, and only {len(again)} came again; "

@@ -79,6 +79,7 @@ class Engine:
             windows=[max(1, stage.window // len(topology.computed)) for stage in plan.stages],
             lane_source=lane_source,
             keep_last=options.uneven == "pad",
+            digested=options.digest,
             stats=self._stats,
         )
         self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
@@ -149,19 +150,15 @@ class Engine:
         return sum(self._stats[id(node)].busy_ns for node in self.plan.stages[stage].nodes)
 
     def _settle(self, result: StageResult, stage: Stage) -> Block:
-        """Count what a stage did to one block, and log the records it refused."""
+        """Count what a stage did to one block, and log the records it refused. Its drops are on the lane's account."""
         for node, stat in zip(stage.nodes, result.stats, strict=True):
             self._stats[id(node)].add(stat.rows_in, stat.rows_out, stat.busy_ns)
         if self.tuner is not None:
             self.tuner.look()
-        block = result.block
         if result.faults:
             self.counters.refused += len(result.faults)
             self._faults.add(result.faults)
-        if block.drops:
-            self.counters.drop(block.drops)
-            block.drops = ()
-        return block
+        return result.block
 
     def take(self) -> deque[tuple[Turn, Message]]:
         """Messages that are ready, at least one; `Finished` at the end."""

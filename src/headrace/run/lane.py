@@ -10,18 +10,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from headrace.core.block import Block, Origin
 from headrace.core.checkpoint import LaneState, OperatorState, Span
+from headrace.core.digest import digested
 from headrace.core.message import Cut, End, Item, Message
 from headrace.core.op import Accumulator
 from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import CheckpointError, OperatorError
 from headrace.observe.counters import Counters, OperatorCounters
+from headrace.ops.batch import Batch
 from headrace.ops.returning import InTurn
+from headrace.run.account import Account
 from headrace.run.change import Changed, Successive, Transitions
 from headrace.run.feed import LaneFeed, LaneSource
 from headrace.run.pools import Pool
@@ -42,6 +45,7 @@ class Workshop:
     windows: list[int]
     lane_source: Callable[[int], LaneSource]
     keep_last: bool = False
+    digested: bool = False
     stats: dict[int, OperatorCounters] = field(default_factory=dict)
 
 
@@ -58,6 +62,7 @@ class Lane:
         """The newest batch, delivered or not, where somebody wants to repeat it (`keep_last`)."""
         self._source = shop.lane_source(lane)
         self.feed = LaneFeed(lane, self._source, shop.plan, self.sources)
+        self._account = Account(shop.counters, start)
 
     def messages(self) -> Iterator[Message]:
         """Batches (or single records) and cuts, after those that were delivered before the state was saved."""
@@ -66,7 +71,7 @@ class Lane:
         accumulators, held = self._restored(changed)
         self._source.load(self.sources[start.chunk])
         stream: Iterator[Message] = self.feed.messages(
-            start.chunk, start.offset, start.position, self._shop.counters.hand_out, start.changes
+            start.chunk, start.offset, start.position, self._account.hand_out, start.changes
         )
         if not changed.stages:
             stream, taken = self._chain(0, accumulators, stream), start.taken_in_all
@@ -97,18 +102,29 @@ class Lane:
         plan = self._shop.plan
         for index, stage in list(enumerate(plan.stages))[begin:end]:
             node = stage.nodes[0]
+            if self._shop.digested and isinstance(node.op, Batch) and index == len(plan.stages) - 1:
+                stream = digested(stream)
             if node.stateful:
                 stream = self._stateful(index, accumulators[index], stream, first if index == begin else ())
             elif index == 0 and stage.pooled and not plan.deterministic:
-                stream = self._as_finished(stage, stream)
+                stream = self._as_finished(stream)
             else:
-                stream = self._stateless(index, stage, stream)
+                stream = self._stateless(index, stream)
         return stream if plan.batched or end is not None else _one_by_one(stream)
 
     def _after(self, stream: Iterator[Message], taken: int) -> Iterator[Message]:
-        for message in _after(stream, taken):
+        """Without the first `taken` deliverables, which are counted from the cut that the run began at, and cuts among them."""
+        for message in stream:
+            if isinstance(message, (Block, Item)):
+                self._account.deliver(message.origin)
+                if taken:
+                    taken -= 1
+                    continue
+            elif taken and isinstance(message, Cut):
+                continue
             self._caught_up = True
             yield message
+        self._account.close()
 
     # -- restoring -----------------------------------------------------------------------------------
 
@@ -167,17 +183,13 @@ class Lane:
         def fetch(origin: Origin, before: Sequence[Node]) -> Block | None:
             return refetch(origin, before, self.lane, self._run_again)
 
-        shop = self._shop
-        self._shop = replace(shop, counters=Counters([], {}), settle=_unsettled)
         rests = {stage: changed.rest_at_cut(stage, accumulators, held, fetch) for stage in changed.stages}
-        transitions = Transitions(changed, self.lane, self._chain, accumulators, rests)
-        running = transitions.messages(self._chain(0, accumulators, stream, end=changed.stages[0]))
-        self._shop = shop
-        yield from running
+        transitions = Transitions(changed, self.lane, self._chain, accumulators, rests, self._account)
+        yield from transitions.messages(self._chain(0, accumulators, stream, end=changed.stages[0]))
 
     # -- stages --------------------------------------------------------------------------------------
 
-    def _stateless(self, index: int, stage: Stage, upstream: Iterator[Message]) -> Iterator[Message]:
+    def _stateless(self, index: int, upstream: Iterator[Message]) -> Iterator[Message]:
         """Blocks through the stage's workers; cuts pass after everything that was submitted before them."""
         passing: deque[tuple[int, Message]] = deque()
         submitted = 0
@@ -199,11 +211,11 @@ class Lane:
             if isinstance(result, Item):
                 yield result
             else:
-                yield from self._settled([result], stage)
+                yield from self._settled([result], index)
         for _, message in passing:
             yield message
 
-    def _as_finished(self, stage: Stage, upstream: Iterator[Message]) -> Iterator[Message]:
+    def _as_finished(self, upstream: Iterator[Message]) -> Iterator[Message]:
         """Blocks of the first stage as they finish. A cut is a barrier, and the order since the last one is kept.
 
         After a restore the interval that was begun is released in its recorded order first. What a deterministic run had begun
@@ -229,11 +241,11 @@ class Lane:
             upstream = recorded(upstream, list(log))
             count = len(log)
             tasks = interval()
-            yield from self._settled(pool(islice(tasks, count), window), stage)
+            yield from self._settled(pool(islice(tasks, count), window), 0)
         while True:
             for result in pool(tasks, window, position < begun or not self._caught_up):
                 log.append(result.span)
-                yield from self._settled([result], stage)
+                yield from self._settled([result], 0)
             if barrier is None:
                 return
             yield barrier
@@ -243,9 +255,10 @@ class Lane:
             log = self.released.setdefault(position, [])
             barrier, tasks = None, interval()
 
-    def _settled(self, results: Iterable[StageResult], stage: Stage) -> Iterator[Block]:
+    def _settled(self, results: Iterable[StageResult], index: int) -> Iterator[Block]:
         for result in results:
-            block = self._shop.settle(result, stage)
+            self._account.finished(result, index)
+            block = self._shop.settle(result, self._shop.plan.stages[index])
             if len(block):
                 yield block
             if result.failure is not None:
@@ -258,7 +271,7 @@ class Lane:
         node = self._shop.plan.stages[stage].nodes[0]
         count, clock = self._shop.stats[id(node)], time.perf_counter_ns
         successive = accumulator if isinstance(accumulator, Successive) else None
-        yield from self._counted([*first, *(successive.reach(self._start.position) if successive else ())])
+        yield from self._counted([*first, *(successive.reach(self._start.position) if successive else ())], stage)
         for message in upstream:
             before, rows_in = clock(), 0
             match message:
@@ -275,27 +288,20 @@ class Lane:
                     raise OperatorError(f"{node.op.name} cannot follow map_batch")
             rows_out = sum(map(len, out))
             count.add(rows_in, rows_out, clock() - before)
-            yield from self._counted(out)
+            yield from self._counted(out, stage)
             if isinstance(message, Cut):
                 yield message.with_state(OperatorState(accumulator.state(), accumulator.held()))
             elif isinstance(message, End):
                 yield message
 
-    def _counted(self, blocks: Sequence[Block]) -> Iterator[Block]:
+    def _counted(self, blocks: Sequence[Block], stage: int) -> Iterator[Block]:
         """Blocks that have rows, with their drops on the run's account."""
         for block in blocks:
             if block.drops:
-                self._shop.counters.drop(block.drops)
+                self._account.drop(block.drops, stage)
                 block.drops = ()
             if len(block):
                 yield block
-
-
-def _unsettled(result: StageResult, stage: Stage) -> Block:
-    """The block of a stage that runs again; what it did was counted before."""
-    del stage
-    result.block.drops = ()
-    return result.block
 
 
 def _one_by_one(stream: Iterator[Message]) -> Iterator[Message]:
@@ -305,13 +311,4 @@ def _one_by_one(stream: Iterator[Message]) -> Iterator[Message]:
             for i in range(len(message)):
                 yield message.slice(i, i + 1)
         else:
-            yield message
-
-
-def _after(stream: Iterator[Message], taken: int) -> Iterator[Message]:
-    """Without the first `taken` deliverables, and without cuts among them: `taken` counts from the cut that the run began at."""
-    for message in stream:
-        if taken and isinstance(message, (Block, Item)):
-            taken -= 1
-        elif not (taken and isinstance(message, Cut)):
             yield message
