@@ -58,7 +58,9 @@ class RuntimeOptions:
         prefetch_batches: finished batches prepared ahead; None derives it from the workers.
         prefetch_bytes: bound on the bytes of those batches.
         flush_every_k_chunks: not given means 8 where a pipeline reorders or regroups records; None or 0 means never.
-        mp_context, max_worker_retries, shutdown_mode: how worker processes start, are retried and end.
+        mp_context: how worker processes start. "forkserver": those of a stage are forks of one fresh process that has loaded the
+            workers' program and nothing of yours (on Linux; elsewhere as with "spawn"). "spawn": each is a fresh process.
+        max_worker_retries, shutdown_mode: how they are retried and end.
     Bad records
         on_error: "raise", "skip" or "quarantine"; `max_errors` bounds the last two; `quarantine_path` is a JSONL file, to which
             each refused record is written once, whatever a restored run repeats.
@@ -86,7 +88,7 @@ class RuntimeOptions:
     runner: Runner | None = None
     per_stage_runner: Mapping[int, Runner] = field(default_factory=dict)
     run_id: str = "default_run_id"
-    mp_context: BaseContext | str = "spawn"
+    mp_context: BaseContext | str = "forkserver"
     worker_allocation: Allocation = "fit_to_ops"
     max_workers: int | None = None
     deterministic: bool = True
@@ -163,6 +165,10 @@ class RuntimeOptions:
             object.__setattr__(self, "flush_every_k_chunks", every)
         if not isinstance(self.mp_context, BaseContext):
             _choice("option mp_context", self.mp_context, mp.get_all_start_methods())
+        if self.start_method == "fork":
+            raise ConfigError(
+                "option mp_context='fork': forking a process that has threads deadlocks; use 'forkserver' or 'spawn'"
+            )
         seconds: Any = self.aggregate_timeout_s
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ConfigError(f"option aggregate_timeout_s={seconds!r}: give seconds above 0")
@@ -345,13 +351,3 @@ def _text(where: str, value: Any) -> str:
     if not isinstance(text, str) or not text:
         raise ConfigError(f"{where}={value!r}: give a string that is not empty")
     return text
-
-
-def start_context(options: RuntimeOptions) -> BaseContext:
-    """The multiprocessing context that the options name; fork is refused, since threads may already run."""
-    method = options.start_method
-    if method == "fork":
-        raise ConfigError(
-            "option mp_context='fork': forking a process that has threads deadlocks; use 'spawn' or 'forkserver'"
-        )
-    return mp.get_context(method)

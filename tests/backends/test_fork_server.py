@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from headrace.errors import WorkerDied
 from headrace.run.executor import make_executor, ordered_map
 from headrace.run.process import ProcessExecutor
@@ -85,6 +87,23 @@ def test_workers_are_forks_of_one_server_which_ends_with_them(pool: Callable[...
 def test_a_pool_of_one_has_no_server(pool: Callable[..., ProcessExecutor]) -> None:
     (_, _, parent), *_ = ordered_map(pool(whoami, 1), range(3), 4)
     assert parent == os.getpid()
+
+
+def stamped(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"n": columns["n"], "parent": np.full(len(columns["n"]), os.getppid())}
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_data_pipeline_starts_workers_as_the_option_says(method: str) -> None:
+    shard = InMemoryShard([{"n": i} for i in range(400)])
+    work = StaticMixtureWorkSource(
+        datasets=[Dataset.from_dict("toy", {0: shard})], mixture=MixtureSpec({"toy": 1.0}), chunk_size=50
+    )
+    pipeline = Pipeline(work).map_block(stamped, reads=["n"]).batch(8)
+    options = {"runner": "process", "max_workers": 2, "mp_context": method, "auto_validation": "off"}
+    parents = {record.payload["parent"] for batch in pipeline.options(**options) for record in batch.records}
+    assert (parents == {os.getpid()}) == (method == "spawn")
+    assert len(parents) == 1
 
 
 def kill_self_once(path: str, x: int) -> int:

@@ -1,5 +1,6 @@
 """Options are checked where they are born."""
 
+import multiprocessing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, UnknownOptionError
-from headrace.options import RuntimeOptions, start_context
+from headrace.options import RuntimeOptions
 
 
 def test_an_unknown_name_says_the_nearest() -> None:
@@ -82,6 +83,10 @@ def test_topology_defaults_follow_the_ranks() -> None:
 
 
 def test_fork_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fork"):
-        start_context(RuntimeOptions(mp_context="fork"))
-    assert start_context(RuntimeOptions()).get_start_method() == "spawn"
+    for fork in ("fork", multiprocessing.get_context("fork")):
+        with pytest.raises(ConfigError, match="option mp_context='fork': forking a process that has threads deadlocks"):
+            RuntimeOptions(mp_context=fork)
+    with pytest.raises(ConfigError, match="option mp_context='forks': choose one of"):
+        RuntimeOptions(mp_context="forks")
+    assert RuntimeOptions().start_method == "forkserver"
+    assert RuntimeOptions(mp_context=multiprocessing.get_context("spawn")).start_method == "spawn"

@@ -94,6 +94,7 @@ class ExecutorConfig:
     slab_bytes: int = SLAB_BYTES  # shared memory for large arrays, per worker and direction
     keep_memory: bool = True  # see shm.keep_memory
     zero_copy: bool = False  # large arrays of results are read-only views of shared memory
+    start_method: str = "forkserver"  # of processes: "spawn" makes each a fresh interpreter
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, here rather than in a worker."""

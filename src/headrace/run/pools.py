@@ -108,6 +108,7 @@ class Pools:
                     name=stage.label,
                     max_retries=self._options.max_worker_retries,
                     describe=describe_block,
+                    start_method=self._options.start_method,
                 )
 
     @property

@@ -52,7 +52,7 @@ class ProcessExecutor:
         self._watched: dict[Any, Callable[[], bool]] = {}
         self._woken = self._ready = False
         self._bell: tuple[socket.socket, socket.socket] = socket.socketpair()
-        self._starter = spawn.starter(len(config.seats))
+        self._starter = spawn.starter(len(config.seats), config.start_method)
         self._shut = weakref.finalize(
             self, _close, self._children, self._starter, self._selector, self._bell, os.getpid()
         )

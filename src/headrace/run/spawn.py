@@ -66,9 +66,9 @@ class Starter(Protocol):
         ...
 
 
-def starter(workers: int) -> Starter:
-    """What suits a pool of so many workers."""
-    return ForkServer() if workers > 1 and sys.platform == "linux" else Fresh()
+def starter(workers: int, method: str) -> Starter:
+    """What suits a pool of so many workers: with method "forkserver", a server where it saves anything."""
+    return ForkServer() if method == "forkserver" and workers > 1 and sys.platform == "linux" else Fresh()
 
 
 class Fresh:
