@@ -7,11 +7,12 @@ A run, and every resumed leg of it, begins with a line of the first kind: where 
 `GROUP` batches: what does not touch a batch's values is put off and done for a group at once, which is several times faster. `j` is
 the global number of a batch, so lines of several ranks and legs are one stream, whatever the topology; `samples` and `marks` let
 `headrace.verify.diff` name the sample that differs. Lines are written with every checkpoint and at the end as well, so a run that
-continues from a checkpoint leaves no gap.
+continues from a checkpoint leaves no gap; one that is killed loses its last second.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -26,7 +27,9 @@ from headrace.core.lanes import Topology
 from headrace.core.message import Item
 
 FORMAT: Final = 1
-GROUP: Final = 64
+GROUP: Final = 256
+LATE_S: Final = 1.0
+"""Seconds that a batch waits to be written, at most, as long as others follow."""
 
 _json = msgspec.json.Encoder()
 
@@ -77,6 +80,7 @@ class DigestLog:
         self._rolling = RollingDigest()
         self._topology = topology
         self._waiting: list[tuple[int, int, BatchDigest]] = []  # position, lane
+        self._flushed = time.monotonic()
         self._file: BinaryIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +102,7 @@ class DigestLog:
         """Count a batch; `position` is the rank's after it."""
         found = digest_block(message) if isinstance(message, Block) else digest_value(message.value, message.origin)
         self._waiting.append((position, message.lane, found))
-        if len(self._waiting) >= GROUP:
+        if len(self._waiting) >= GROUP or time.monotonic() - self._flushed > LATE_S:
             self.flush()
 
     @property
@@ -109,6 +113,7 @@ class DigestLog:
 
     def flush(self) -> None:
         """Add up and write out what waits."""
+        self._flushed = time.monotonic()
         if not self._waiting:
             return
         positions, lanes, found = zip(*self._waiting, strict=True)
@@ -136,7 +141,7 @@ def _group(
     rolling: RollingDigest,
 ) -> Group:
     origins = [batch.origin for batch in found]
-    rows = list(map(len, origins))
+    rows = [len(origin.ids) if origin.rows is None else len(origin.rows) - 1 for origin in origins]
     ids = [origin.ids for origin in origins]
     samples = np.concatenate(ids)[:, DATASET : ROW + 1]
     wide = bool(samples.size) and int(samples.view(np.uint64).max()) >= 1 << 32  # or negative
@@ -158,11 +163,13 @@ def _group(
 
 
 def _row_segments(ends: Sequence[Ints]) -> bytes:
-    """Segments in each row of packed batches, from where the rows of each batch end."""
+    """Segments in each row of packed batches, from where the rows of each batch begin and end."""
     if not ends:
         return b""
-    lengths = np.diff(np.concatenate(ends))
-    return np.delete(lengths, np.cumsum(list(map(len, ends)))[:-1] - 1).astype("<u4").tobytes()
+    together = np.concatenate(ends)
+    inside = np.ones(len(together), bool)
+    inside[np.cumsum([0, *map(len, ends[:-1])])] = False  # the first of each batch ends no row
+    return (together[1:] - together[:-1])[inside[1:]].astype("<u4").tobytes()
 
 
 def last_number(topology: Topology, position: int) -> int:
