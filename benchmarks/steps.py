@@ -271,6 +271,7 @@ def measure(workload: str, config: str, scale: float) -> dict[str, Any]:
 def run_one(workload: str, config: str, scale: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.steps", "--one", workload, config, "--scale", str(scale)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled once, as every installed library is
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
     except subprocess.TimeoutExpired:

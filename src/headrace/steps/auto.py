@@ -25,6 +25,9 @@ _FIXED = 0.5e-6  # seconds of bookkeeping an item in a batch of many
 _MESSAGE = 20e-6  # seconds a message; a batch holds items for about 5 ms, so small items share it
 _ENOUGH_SECONDS = 0.02  # of work, to decide, in so many stretches at least
 _STRETCHES = 8
+_CLEAR = 8.0  # times what would do: a case that needs no further evidence than the next two lines
+_CLEAR_SECONDS = 0.002
+_CLEAR_STRETCHES = 4
 _AT_MOST_SECONDS = 0.1
 _ENOUGH_ITEMS = 256
 _LARGE = 1 << 16  # bytes; keeping many of such outputs makes every next one take cold memory, and look dear
@@ -50,13 +53,15 @@ class Verdict:
         return f"in this process: {figures}; below {FACTOR:g} times the transport a worker process only costs time"
 
 
-def judge(work: float, samples: Sequence[Any], outputs: Sequence[Any], outputs_an_item: float) -> Verdict:
-    """Weigh `work` seconds an item against sending such items out and such outputs back."""
+def judge(
+    work: float, samples: Sequence[Any], outputs: Sequence[Any], outputs_an_item: float, factor: float = FACTOR
+) -> Verdict:
+    """Weigh `work` seconds an item against `factor` times sending such items out and such outputs back."""
     try:
         transport = _transport(samples) + _transport(outputs) * outputs_an_item
     except Exception as error:  # noqa: BLE001 (whatever pickling a user's object raises)
         return Verdict(False, work, float("inf"), f"the items or their outputs cannot be pickled ({error})")
-    return Verdict(work > FACTOR * transport, work, transport)
+    return Verdict(work > factor * transport, work, transport)
 
 
 def _transport(objects: Sequence[Any]) -> float:
@@ -106,15 +111,26 @@ class AtHome:
         samples: list[Any] = []
         costs: list[float] = []  # an item, in each stretch: the first ones also pay for cold memory and imports
         items, busy, given = 0, 0.0, 0
+        looked, verdict = False, None
+
+        def judged(factor: float) -> Verdict:
+            work = sorted(costs)[(len(costs) - 1) // 2] if costs else 0.0
+            outputs_an_item = given / max(1, self.statistics.items)
+            return judge(work, self._source.samples, samples, outputs_an_item, factor)
 
         def enough() -> bool:
-            nonlocal items, busy
+            nonlocal items, busy, looked, verdict
             stats = self.statistics
             if stats.items > items:
                 costs.append((stats.busy - busy) / (stats.items - items))
                 items, busy = stats.items, stats.busy
+            if not looked and len(costs) >= _CLEAR_STRETCHES and stats.busy >= _CLEAR_SECONDS:
+                looked = True
+                if not any(getsizeof(each) > _LARGE for each in samples):  # to weigh large ones takes time
+                    clear = judged(_CLEAR * FACTOR)
+                    verdict = clear if clear.processes else None
             worked = stats.busy > (_ENOUGH_SECONDS if len(costs) >= _STRETCHES else _AT_MOST_SECONDS)
-            return len(costs) > 1 and (worked or stats.items >= _ENOUGH_ITEMS)
+            return verdict is not None or (len(costs) > 1 and (worked or stats.items >= _ENOUGH_ITEMS))
 
         for out in self._until(enough):
             given += len(out)
@@ -122,8 +138,7 @@ class AtHome:
             enough_kept = 2 if kept and getsizeof(kept[0]) > _LARGE else len(self._source.samples)
             samples.extend(out[: max(0, enough_kept - len(samples))])
             yield out
-        work = sorted(costs)[(len(costs) - 1) // 2] if costs else 0.0
-        self.verdict = judge(work, self._source.samples, samples, given / max(1, self.statistics.items))
+        self.verdict = verdict or judged(FACTOR)
 
     def stay(self) -> Lists:
         """Run here for as long as that pays."""
