@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,27 @@ def test_equal_streams_on_other_topologies_are_equal(tmp_path: Path) -> None:
     assert sorted(whole.lanes) == [0, 1] and len(whole.digest) == 32
     total = sum(int(verify.summary(log).digest, 16) for log in logs) % (1 << 128)
     assert f"{total:032x}" == whole.digest
+
+
+def test_a_checkpoint_in_another_thread_loses_no_batch(tmp_path: Path, monkeypatch: Any) -> None:
+    """It writes the log out while the loop goes on."""
+    monkeypatch.setattr(digest, "GROUP", 3)
+    log, iterator = tmp_path / "log", iter(build(tmp_path / "log", endless=True))
+    digests, done = iterator.digests, threading.Event()
+    assert digests is not None
+
+    def flush() -> None:
+        while not done.is_set():
+            digests.flush()
+
+    other = threading.Thread(target=flush)
+    other.start()
+    delivered = len(list(islice(iterator, 2000)))
+    done.set()
+    other.join()
+    iterator.close()
+    found = verify.summary(log)
+    assert (found.first, found.end, found.batches) == (0, delivered, delivered)
 
 
 def test_a_missing_batch_is_found(tmp_path: Path, monkeypatch: Any) -> None:

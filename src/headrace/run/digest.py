@@ -12,7 +12,9 @@ continues from a checkpoint leaves no gap; one that is killed loses its last sec
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -79,8 +81,9 @@ class DigestLog:
         """Begin a leg at global position `position`."""
         self._rolling = RollingDigest()
         self._topology = topology
-        self._waiting: list[tuple[int, int, BatchDigest]] = []  # position, lane
+        self._waiting: deque[tuple[int, int, BatchDigest]] = deque()  # position, lane
         self._flushed = time.monotonic()
+        self._lock = threading.Lock()
         self._file: BinaryIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +115,15 @@ class DigestLog:
         return self._rolling
 
     def flush(self) -> None:
-        """Add up and write out what waits."""
-        self._flushed = time.monotonic()
-        if not self._waiting:
-            return
-        positions, lanes, found = zip(*self._waiting, strict=True)
-        self._waiting.clear()
+        """Add up and write out what waits; any thread may call it."""
+        with self._lock:
+            self._flushed = time.monotonic()
+            waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if waiting:
+                self._write(waiting)
+
+    def _write(self, waiting: Sequence[tuple[int, int, BatchDigest]]) -> None:
+        positions, lanes, found = zip(*waiting, strict=True)
         numbers = [last_number(self._topology, position) for position in positions]
         digests = [batch.digest for batch in found]
         self._rolling.extend(numbers, lanes, digests)
