@@ -118,7 +118,7 @@ def test_a_checkpoint_in_another_thread_loses_no_batch(tmp_path: Path, monkeypat
 
     other = threading.Thread(target=flush)
     other.start()
-    delivered = len(list(islice(iterator, 2000)))
+    delivered = len(list(islice(iterator, 200)))
     done.set()
     other.join()
     iterator.close()
