@@ -75,7 +75,7 @@ class Account:
             self._left -= 1
             if not self._left:
                 self.close()
-        elif self._cut:
+        elif self._cut and len(origin.ids) and origin.ids[:, CHUNK].min() <= self._cut >> 32:
             self._hand_out_held(origin.begun())
 
     def close(self) -> None:
