@@ -84,7 +84,7 @@ class Engine:
         )
         self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
         self._threaded = any(stage.pooled for stage in plan.stages)
-        self.buffer = Handover(plan.prefetch, options.prefetch_bytes)
+        self.buffer = Handover(plan.prefetch, options.prefetch_bytes, fixed=options.prefetch_batches is not None)
         self._inline: Iterator[tuple[Turn, Message]] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
