@@ -259,8 +259,8 @@ class Origin:
         if self.rows is None:
             return self.ids
         empty = self.rows[1:] == self.rows[:-1]
-        if not empty.any():
-            return self.ids[self.rows[:-1]]
+        if not np.count_nonzero(empty):
+            return self.ids.take(self.rows[:-1], axis=0)
         firsts = np.full((len(self), self.ids.shape[1]), -1, np.int64)
         firsts[~empty] = self.ids[self.rows[:-1][~empty]]
         return firsts

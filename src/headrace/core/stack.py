@@ -93,7 +93,7 @@ def padding_lengths(block: Block, width: int, tokens: Stacked) -> NDArray[np.int
     else:
         return _masked_tail(block, width)
     wrong = (padding < 0) | (padding > width)
-    if wrong.any():
+    if np.count_nonzero(wrong):
         row = int(np.argmax(wrong))
         raise _error(
             block,
@@ -101,7 +101,7 @@ def padding_lengths(block: Block, width: int, tokens: Stacked) -> NDArray[np.int
             f"padding length {padding[row]} is outside 0..{width}, the length of the row",
             "a function after packing has changed the rows but not their padding",
         )
-    return padding if padding.any() else None
+    return padding if np.count_nonzero(padding) else None
 
 
 def _masked_tail(block: Block, width: int) -> NDArray[np.int64] | None:

@@ -80,4 +80,6 @@ def count_tokens(block: Block) -> int:
             return 0
         total = int(lengths.sum())
     padding = columns.get(PADDING)
-    return total - (int(padding.sum()) if isinstance(padding, np.ndarray) else 0)
+    if not isinstance(padding, np.ndarray) or not np.count_nonzero(padding):  # a third of the time of a sum
+        return total
+    return total - int(padding.sum())

@@ -40,6 +40,11 @@ class OperatorCounters:
         self.busy_ns += busy_ns
 
 
+def _starts(ids: Ints, spans: Ints | None) -> Ints:
+    """Where each segment begins in its piece, int64 `[m]`: past zero, it goes on from an earlier row."""
+    return np.zeros(len(ids), np.int64) if spans is None else spans[:, 0]
+
+
 class SampleCounts:
     """Samples by dataset id. One thread adds, any may ask."""
 
@@ -48,12 +53,12 @@ class SampleCounts:
     def __init__(self) -> None:
         """None yet."""
         self._sums: Counter[int] = Counter()
-        self._recent: deque[Ints] = deque()
+        self._recent: deque[tuple[Ints, Ints | None]] = deque()
         self._lock = threading.Lock()
 
-    def add(self, ids: Ints) -> None:
-        """Count rows of origins. A sample cut into pieces counts with its first."""
-        self._recent.append(ids)
+    def add(self, ids: Ints, spans: Ints | None = None) -> None:
+        """Count rows of origins; with `spans`, segments that begin a piece. A sample cut into pieces counts with its first."""
+        self._recent.append((ids, spans))
         if len(self._recent) >= SETTLE_EVERY:
             self._settle()
 
@@ -67,10 +72,12 @@ class SampleCounts:
             recent = [self._recent.popleft() for _ in range(len(self._recent))]
             if not recent:
                 return
-            pieces = np.concatenate([ids[:, PIECE] for ids in recent])
-            datasets = np.concatenate([ids[:, DATASET] for ids in recent])
-            later = np.count_nonzero(pieces)  # not any(), which imports: this also runs while the interpreter ends
-            counts = np.bincount(datasets[pieces == 0] if later else datasets)
+            inside = np.concatenate([ids[:, PIECE] for ids, _ in recent])  # zero where a sample begins
+            datasets = np.concatenate([ids[:, DATASET] for ids, _ in recent])
+            if any(spans is not None for _, spans in recent):
+                inside |= np.concatenate([_starts(ids, spans) for ids, spans in recent])
+            later = np.count_nonzero(inside)  # not any(), which imports: this also runs while the interpreter ends
+            counts = np.bincount(datasets[inside == 0] if later else datasets)
             for dataset in np.flatnonzero(counts).tolist():
                 self._sums[dataset] += int(counts[dataset])
 
@@ -128,7 +135,7 @@ class Deliveries:
         self.batches += 1
         self.rows += len(origin)
         self.tokens += tokens
-        self._samples.add(origin.begun())
+        self._samples.add(origin.ids, origin.spans)
 
     def by_dataset(self) -> Counter[int]:
         """Samples delivered, by dataset id."""
