@@ -175,6 +175,18 @@ def test_a_worker_that_ignores_signals_is_gone_within_two_seconds(
     assert gone([server, *workers])
 
 
+def test_a_server_that_never_gets_to_start_anything_does_not_hold_up_the_end(
+    pool: Callable[..., ProcessExecutor],
+) -> None:
+    executor = pool(whoami)
+    server = psutil.Process(executor._starter._process.pid)
+    server.suspend()
+    began = time.monotonic()
+    executor.close()
+    assert time.monotonic() - began < 3.0
+    assert not server.is_running()
+
+
 def test_how_a_worker_ended_is_told_by_the_server(pool: Callable[..., ProcessExecutor]) -> None:
     def leave(x: int) -> int:
         os._exit(7)

@@ -173,13 +173,17 @@ class Forked:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self.poll() is not None or self.pid < 0:
+        if self.poll() is not None:
+            return
+        if self._pid is None:  # not started yet: if it ever is, it finds its ends closed and leaves by itself
+            if number == signal.SIGKILL:
+                self._end(UNKNOWN)
             return
         try:
-            self._control.send(REQUEST.pack(SIGNAL, self.pid, number))
+            self._control.send(REQUEST.pack(SIGNAL, self._pid, number))
         except OSError:  # the server is gone
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self._pid, number)
 
     def _hear(self, wait: float | None) -> bool:
         """Take one word from the pipe; False if there is none in time."""

@@ -49,7 +49,7 @@ def main(fd: int, lifeline: int, arena_fd: int, pages: int) -> None:
 
 
 def leave() -> None:
-    """End this process without taking the interpreter apart, which costs ten times as much and gives nobody anything.
+    """End this process without taking the interpreter apart, which takes several times as long and gives nobody anything.
 
     What a user's libraries have registered for the end runs, and what was printed is written out. A thread of theirs that
     Python would wait for makes it an ordinary end.

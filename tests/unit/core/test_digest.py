@@ -150,6 +150,13 @@ def test_digests_taken_of_a_block_are_those_of_the_batches_cut_from_it(
     assert row_marks([a]).tolist() == row_marks([b]).tolist()
 
 
+def test_a_block_without_rows_joins_others() -> None:
+    block = Block(0, origin(3), {"x": MATRIX})
+    nothing = with_digests(Block(0, origin(0), {"x": MATRIX[:0]}))
+    joined = concat_blocks([nothing, with_digests(block), with_digests(block).slice(1, 1)])
+    assert digest_block(joined).digest == digest_block(block).digest
+
+
 def test_digests_do_not_outlive_the_values_they_are_of() -> None:
     block = with_digests(Block(0, origin(3), {"x": MATRIX}))
     assert block.digests is not None
