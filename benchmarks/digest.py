@@ -1,13 +1,19 @@
 """python -m benchmarks.digest [--corpus FOLDER] [--tokenizer FILE] [--batches N] [--rounds R]
 
-What `options(digest=True, digest_log=...)` costs on W1 (JSONL text, tokenized, packed to 2048, batches of 8, made tensors):
-processor time and wall time a batch with and without it, in turn, and the time of a digest alone.
+What `options(digest=True, digest_log=...)` costs on W1 (JSONL text, tokenized, packed to 2048, batches of 8, made tensors): each
+round runs a fresh process with digests and one without, for where arrays come to lie differs from process to process by more than
+digests cost. Printed are medians a batch of wall time, of processor time, and of that of the two threads that digests run in (the
+loop's and the engine's): the others tokenize, and their noise is as large as what is looked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -15,9 +21,11 @@ from statistics import median
 from typing import Any
 
 from headrace import Dataset, MixtureSpec, Pipeline, StaticMixtureWorkSource
-from headrace.core.digest import digest_block
 
 from .paths import BATCH, DATA, SEQ, TOKENIZER_JSON
+
+ENGINE = "headrace-engine"
+WARM = 300
 
 
 def build(corpus: Path, tokenizer: Path, **options: Any) -> Pipeline:
@@ -29,41 +37,57 @@ def build(corpus: Path, tokenizer: Path, **options: Any) -> Pipeline:
     return chain.pack_flat(SEQ, algorithm="wrap", emit_positions=False).batch(BATCH).options(**options)
 
 
-def measure(iterator: Any, batches: int) -> tuple[float, float]:
-    """Processor and wall microseconds a batch."""
-    cpu, wall = time.process_time_ns(), time.perf_counter_ns()
-    for batch in islice(iterator, batches):
-        batch.to_training(return_labels=False)
-    return (time.process_time_ns() - cpu) / batches / 1e3, (time.perf_counter_ns() - wall) / batches / 1e3
+def processor_times() -> dict[str, int]:
+    """Nanoseconds so far, of all threads and of two of them."""
+    found = {"all": time.process_time_ns()}
+    for thread in threading.enumerate():
+        if thread is threading.main_thread() or thread.name == ENGINE:
+            found[thread.name] = time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident or 0))
+    return found
+
+
+def run_one(corpus: Path, tokenizer: Path, batches: int, digest: bool) -> dict[str, float]:
+    """Microseconds a batch of one run, and the bytes of a batch in the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "digests.jsonl"
+        iterator = iter(build(corpus, tokenizer, **({"digest": True, "digest_log": str(log)} if digest else {})))
+        for batch in islice(iterator, WARM):
+            batch.to_training(return_labels=False)
+        before, began = processor_times(), time.perf_counter_ns()
+        for batch in islice(iterator, batches):
+            batch.to_training(return_labels=False)
+        wall, after = time.perf_counter_ns() - began, processor_times()
+        iterator.close()
+        size = log.stat().st_size / (WARM + batches) if digest else 0.0
+    spent = {name: after[name] - before[name] for name in before}
+    everything = spent.pop("all")
+    times = {"wall": wall, "processor": everything, "loop and engine": sum(spent.values())}
+    return {name: value / batches / 1e3 for name, value in times.items()} | {"log": size}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=DATA / "web" / "jsonl")
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER_JSON)
-    parser.add_argument("--batches", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--one", choices=("plain", "digest"), help="one run, in this process")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "digests.jsonl"
-        plain = iter(build(args.corpus, args.tokenizer))
-        digested = iter(build(args.corpus, args.tokenizer, digest=True, digest_log=str(log)))
-        for iterator in (plain, digested):
-            measure(iterator, args.batches)
-        rounds = [(measure(plain, args.batches), measure(digested, args.batches)) for _ in range(args.rounds)]
-        plain.close()
-        batch = next(digested)
-        digested.close()
-        size = log.stat().st_size / ((args.rounds + 1) * args.batches + 1)
-    for name, column in (("processor", 0), ("wall", 1)):
-        without, with_ = (median(r[i][column] for r in rounds) for i in (0, 1))
-        ratio = median(r[1][column] / r[0][column] for r in rounds) - 1
-        print(f"{name} time a batch: {without:.0f} us without, {with_:.0f} us with digests ({ratio:+.2%})")
-    block = batch.block
-    before = time.process_time_ns()
-    for _ in range(1000):
-        digest_block(block)
-    print(f"a digest: {(time.process_time_ns() - before) / 1e6:.1f} us; a line of the log: {size:.0f} bytes")
+    if args.one:
+        sys.stdout.write(json.dumps(run_one(args.corpus, args.tokenizer, args.batches, args.one == "digest")))
+        return
+    found: dict[str, list[dict[str, float]]] = {"plain": [], "digest": []}
+    for number in range(args.rounds):
+        for kind in ("plain", "digest") if number % 2 else ("digest", "plain"):
+            command = [sys.executable, "-m", "benchmarks.digest", *sys.argv[1:], "--one", kind]
+            found[kind].append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+    plain, digested = ({name: median(run[name] for run in runs) for name in runs[0]} for runs in found.values())
+    for name in ("wall", "processor"):
+        ratio = digested[name] / plain[name] - 1
+        print(f"{name} time: {plain[name]:.0f} us a batch without, {digested[name]:.0f} us with digests ({ratio:+.1%})")
+    more = digested["loop and engine"] - plain["loop and engine"]
+    print(f"loop and engine: {more:+.0f} us a batch, {more / plain['processor']:.1%} of all its processor time")
+    print(f"log: {digested['log']:.0f} bytes a batch")
 
 
 if __name__ == "__main__":
