@@ -27,10 +27,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 
 class HeadraceError(Exception):
-    """Root of every error that headrace raises on purpose."""
+    """Root of every error that headrace raises on purpose. Pickled and copied as it is: `__init__` does not run again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, arguments, *attributes = super().__reduce__()
+        return (_as_it_was, (kind, arguments), *attributes)
+
+
+def _as_it_was(kind: type[HeadraceError], arguments: tuple[Any, ...]) -> HeadraceError:
+    new = OSError.__new__ if issubclass(kind, OSError) else Exception.__new__
+    error: HeadraceError = new(kind, *arguments)
+    error.args = arguments
+    return error
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -94,9 +106,6 @@ class CheckpointMismatch(CheckpointError):
         super().__init__(
             "this checkpoint was taken with another recipe:\n  - " + "\n  - ".join(differences) + f"\n{advice}"
         )
-
-    def __reduce__(self) -> tuple[type[CheckpointMismatch], tuple[list[str], str]]:
-        return type(self), (self.differences, self.advice)
 
 
 class OperatorError(HeadraceError, RuntimeError):

@@ -21,14 +21,6 @@ class RowError(RecordError):
         self.offset = offset
         self.position = position
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes with the place kept."""
-        return _rebuild, (str(self), self.row, self.path, self.offset, self.position)
-
-
-def _rebuild(message: str, row: int, path: str, offset: int | None, position: int) -> RowError:
-    return RowError(message, row=row, path=path, offset=offset, position=position)
-
 
 def report(errors: list[RowError], bad: BadRows | None) -> None:
     """Hand `errors` to `bad` in the order of the rows asked for; without `bad`, raise the first of them."""
