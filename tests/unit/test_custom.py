@@ -477,9 +477,59 @@ def test_a_group_that_fails_is_taken_apart(runner: str, micro_batch: int) -> Non
     assert data.dropped == {"mine: skip: ValueError": len(BAD), "mine: not handed on": sum(x % 2 for x in good)}
 
 
-def test_a_group_that_fails_raises_by_default_and_says_what_else_there_is() -> None:
-    with pytest.raises(OperatorError, match=r"mine\(fails_on_the_bad\) raised ValueError: 3\. .*on_error='skip'"):
-        list(Pipeline(noted()).add_op("mine", process_many=fails_on_the_bad).batch(2))
+@pytest.mark.parametrize("runner", [*RUNNERS, "process"])
+@pytest.mark.parametrize("micro_batch", [1, 7, 256])
+@pytest.mark.parametrize("validation", ["strict", "off"])
+def test_a_group_that_fails_raises_by_default_and_names_the_record(
+    runner: str, micro_batch: int, validation: str
+) -> None:
+    pipeline = Pipeline(noted()).add_op("mine", process_many=fails_on_the_bad, parallelism=2)
+    pipeline.options(runner=runner, micro_batch=micro_batch, max_workers=2, auto_validation=validation)
+    got: list[Any] = []
+    first = min(BAD)
+    message = rf"operator 'mine' failed on dataset 'd', shard '0', row {first}: ValueError: {first}\. .*on_error='skip'"
+    with pytest.raises(OperatorError, match=message) as caught:
+        got.extend((r.payload["x"], r.payload["i"], list(r.payload["notes"])) for r in pipeline)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert got == [(x, i, [0]) for x in range(0, first - first % micro_batch, 2) for i in range(2)]
+
+
+def test_a_field_that_was_taken_out_before_the_failure_is_there_again_when_the_record_is_looked_for() -> None:
+    def takes(records: list[SampleRecord]) -> list[SampleRecord]:
+        for record in records:
+            if record.payload.pop("x") == 5:
+                raise KeyError("not this one")
+        return records
+
+    pipeline = Pipeline(noted()).add_op("mine", process_many=takes).options(auto_validation="off", runner="inline")
+    with pytest.raises(OperatorError, match=r"shard '0', row 5: KeyError: 'not this one'"):
+        list(pipeline)
+
+
+def test_a_failure_is_not_put_down_to_a_record_that_it_was_not_seen_on() -> None:
+    def no_three(records: list[SampleRecord]) -> list[SampleRecord]:
+        if len(records) > 2:
+            raise ValueError("three are too many")
+        return records
+
+    def used_up(records: list[SampleRecord]) -> list[SampleRecord]:
+        for record in records:
+            record.payload["notes"].append("seen")
+            if record.payload["notes"][-2:] == ["seen", "seen"]:
+                raise KeyError("seen before")
+            if record.payload["x"] == 3:
+                raise ValueError("not this one")
+        return records
+
+    for name, fn in (("no_three", no_three), ("used_up", used_up)):
+        pipeline = Pipeline(noted()).add_op("mine", process_many=fn)
+        pipeline.options(micro_batch=4, auto_validation="off", runner="inline")
+        with pytest.raises(OperatorError, match=r"begins with dataset 0, shard 0, row 0, and on none") as caught:
+            list(pipeline)
+        assert name in str(caught.value) and isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_record_op_gives_records_only() -> None:
     with pytest.raises(OperatorError, match="gave a int"):
         list(Pipeline(noted()).add_op("mine", process_many=lambda records: [1], on_error="skip").batch(2))
 

@@ -50,6 +50,14 @@ class BadRows:
         self.left_out.append(row)
 
 
+class RowFailed(Exception):
+    """Raised by a worker that cannot use a row and, unlike with `BadRows`, cannot give the others without it."""
+
+    def __init__(self, row: int, error: Exception) -> None:
+        super().__init__(row, error)
+        self.row, self.error = row, error
+
+
 Worker = Callable[[Block, BadRows], Block]
 
 

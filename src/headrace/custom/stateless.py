@@ -4,7 +4,8 @@ It may drop records, change payloads, and make several of one: `SampleRecord(rec
 on the first records that a worker sees, a group must give what its halves give, or the data would depend on how the stream is cut.
 
 With on_error "skip" or "quarantine" a group that raises is halved until the records that raise by themselves are found. They are
-left out; the others are given once more, so each attempt is handed copies of the payloads.
+left out; the others are given once more, so each attempt is handed copies of the payloads. With "raise" the first such record is
+looked for in the same way, once a group has failed, and named. Nothing of that group goes out: the function may have changed it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Drop, Origin
-from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.op import BadRows, Fields, RowFailed, Worker
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.map import function_name, require_callable, same
 from headrace.options import OnError, Validation
@@ -81,11 +82,14 @@ class RecordOp:
         def run(block: Block, bad: BadRows) -> Block:
             refuse_packed(self.name, block)
             out = self._passing(process, block, bad) if tolerant else []
-            if unchecked[0] and len(block) > 1 and not bad.rows:
-                unchecked[0] = False
-                self._check(process, block)
-            if not tolerant:
-                out = self._call(process, records_from_block(block))
+            try:
+                if unchecked[0] and len(block) > 1 and not bad.rows:
+                    unchecked[0] = False
+                    self._check(process, block)
+                if not tolerant:
+                    out = self._call(process, _handed_over(block))
+            except _GroupFailed as failed:
+                raise self._first_failing(process, block, failed.error) from failed.error
             made = block_from_records(out) if out else Block(block.lane, Origin.empty(), None, [])
             place, ids = [CHUNK, OFFSET, PIECE], block.origin.ids  # a sample counts with its first piece
             left = set(map(tuple, made.origin.ids[:, place].tolist()))
@@ -101,22 +105,42 @@ class RecordOp:
     def _call(self, process: ProcessMany, records: list[SampleRecord]) -> list[SampleRecord]:
         try:
             out = list(process(records))
-        except Exception as error:  # a user's function raises anything; it gets a name and a place
-            raise OperatorError(
-                f"{self.name}({self.title}) raised {type(error).__name__}: {error}. Records that it fails on are left out with "
-                "on_error='skip' or 'quarantine'"
-            ) from error
+        except Exception as error:  # a user's function raises anything; its record is looked for
+            raise _GroupFailed(error) from error
         return self._checked(out)
+
+    def _first_failing(self, process: ProcessMany, block: Block, error: Exception) -> Exception:
+        """Names the first record that raises by itself what the group raised; the group, if there is none."""
+        begin, end, kind = 0, len(block), type(error)
+        while end - begin > 1:
+            middle = (begin + end) // 2
+            if self._failing(process, block.slice(begin, middle)) is None:
+                begin = middle
+            else:
+                end = middle
+        alone = self._failing(process, block.slice(begin, end))
+        if alone is not None and type(alone) is kind:
+            return RowFailed(begin, alone)
+        dataset, shard, row = block.origin.ids[0, :3].tolist()
+        return OperatorError(
+            f"{self.name}({self.title}) raised {kind.__name__}: {error} on a group of {len(block)} records that begins with "
+            f"dataset {dataset}, shard {shard}, row {row}, and on none of them alone"
+        )
+
+    def _failing(self, process: ProcessMany, block: Block) -> Exception | None:
+        """What the function raises on copies of these records."""
+        try:
+            list(process(_copied(block)))
+        except Exception as error:  # noqa: BLE001  a user's function raises anything; it is looked at
+            return error
+        return None
 
     def _passing(self, process: ProcessMany, block: Block, bad: BadRows) -> list[SampleRecord]:
         """What comes of the records that the function does not fail on."""
 
         def attempt(start: int, stop: int) -> list[SampleRecord]:
-            records = records_from_block(block.slice(start, stop))
-            for record in records:
-                record.payload = copy.deepcopy(record.payload)
             try:
-                return list(process(records))
+                return list(process(_copied(block.slice(start, stop))))
             except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
                 if stop - start == 1:
                     bad.add(start, error)
@@ -150,6 +174,31 @@ class RecordOp:
             if self.validation == "strict":
                 raise OperatorError(message)
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+class _GroupFailed(Exception):
+    """The function failed on a group of records, where the first that it fails on is to be named."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _handed_over(block: Block) -> list[SampleRecord]:
+    """Records whose fields the function may set: should it fail, the block is as it was."""
+    records = records_from_block(block)
+    if block.rows is not None:
+        for record in records:
+            if type(record.payload) is dict:
+                record.payload = record.payload.copy()
+    return records
+
+
+def _copied(block: Block) -> list[SampleRecord]:
+    records = records_from_block(block)
+    for record in records:
+        record.payload = copy.deepcopy(record.payload)
+    return records
 
 
 def refuse_packed(name: str, block: Block) -> None:

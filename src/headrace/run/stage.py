@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, Block, Drop, Ints
-from headrace.core.op import BadRows, Stateless, Worker
+from headrace.core.op import BadRows, RowFailed, Stateless, Worker
 from headrace.core.refusal import Refusal
 from headrace.errors import DataError, HeadraceError
 from headrace.options import OnError
@@ -107,6 +107,8 @@ class StageFunction:
             bad, rows_in = BadRows(), len(block)
             try:
                 out = function(block, bad)
+            except RowFailed as failed:
+                raise _record_fault(name, block, failed.row, failed.error) from failed.error
             except DataError as error:
                 raise _whole_block_fault(name, block, error) from error
             except HeadraceError:
