@@ -164,6 +164,28 @@ def test_an_error_of_the_tasks_comes_after_the_results_before_it(make: Callable[
     assert got == [1, 2, 3, 4, 5]
 
 
+def log_and_wait(folder: str, x: int) -> int:
+    with open(f"{folder}/log", "ab", buffering=0) as log:
+        log.write(b"%d\n" % x)
+    while x and not os.path.exists(f"{folder}/gate"):
+        time.sleep(0.001)
+    return x
+
+
+def test_tasks_of_a_closed_map_that_have_not_begun_are_not_run(
+    make: Callable[..., Executor], kind: str, tmp_path: Path
+) -> None:
+    executor = make(partial(log_and_wait, str(tmp_path)))
+    results = ordered_map(executor, range(100), 16)
+    assert next(results) == 0
+    results.close()
+    (tmp_path / "gate").touch()
+    assert list(ordered_map(executor, [1000] * 8, 8)) == [1000] * 8
+    begun = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert begun.count(1000) == 8
+    assert len(begun) - 8 <= (1 if kind == "inline" else 3)  # the one that was wanted, and one with each worker
+
+
 class Closing:
     def __init__(self, path: str) -> None:
         self.path = path

@@ -17,12 +17,13 @@ Contract, kept by both: if the code differs from the following, the code is wron
 * A worker's death is held against the one input it was busy with. Others are run again without blame; the
   culprit is run again `max_retries` times and is then given up. A worker that dies before it has loaded its
   function blames nobody, and a seat on which that happens again and again is barren.
+* Inputs whose owner has dropped them are not given to a worker any more, whatever becomes of the one that holds them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -154,6 +155,7 @@ class Batch:
     group: int = 0
     worker: int | None = None
     item_bytes: float = 0.0
+    dropped: bool = False  # nobody wants it any more
 
 
 @dataclass(slots=True)
@@ -269,11 +271,22 @@ class Dispatch:
             self._deaths.pop((piece.batch.key, index), None)
         if last:
             seat.held.popleft()
-            if piece:
+            if piece and not piece.batch.dropped:
                 self._queue(piece.batch).appendleft(piece)
         elif not piece:
             raise InternalError("a worker acknowledged a whole piece and still holds it")
         return piece.batch, start
+
+    def drop(self, unwanted: Callable[[Any], bool]) -> None:
+        """Forget the batches whose key is `unwanted`; those that workers hold are marked, and not tried again."""
+        for queue in (*(group.pending for group in self._groups), *(seat.bound for seat in self._seats)):
+            kept = [piece for piece in queue if not unwanted(piece.batch.key)]
+            queue.clear()
+            queue.extend(kept)
+        for seat in self._seats:
+            for piece in seat.held:
+                piece.batch.dropped = piece.batch.dropped or unwanted(piece.batch.key)
+        self._deaths = {place: deaths for place, deaths in self._deaths.items() if not unwanted(place[0])}
 
     def withdraw(self, worker: int, *, drop: bool = False) -> Piece:
         """Take back the piece that was assigned last, before it was sent: it is pending again, or dropped."""
@@ -294,7 +307,7 @@ class Dispatch:
         given_up: list[GiveUp] = []
         pieces = list(seat.held)
         seat.held.clear()
-        if pieces and begun is not None:
+        if pieces and begun is not None and not pieces[0].batch.dropped:
             piece = pieces.pop(0)
             culprit = min(piece.start + max(begun - 1, 0), piece.stop - 1)
             attempts = self._deaths.get((piece.batch.key, culprit), 0) + 1
@@ -308,7 +321,8 @@ class Dispatch:
                 around = (Piece(piece.batch, piece.start, culprit), Piece(piece.batch, culprit + 1, piece.stop))
                 pieces[:0] = [part for part in around if part]
         for piece in reversed(pieces):
-            self._queue(piece.batch).appendleft(piece)
+            if not piece.batch.dropped:
+                self._queue(piece.batch).appendleft(piece)
         return given_up
 
     def barren(self, worker: int) -> bool:

@@ -1,11 +1,12 @@
 """Executors: one seam between "what is to be done" and "where it runs".
 
-Everything above this file sees the same four methods whether work runs inline, in threads or in processes:
+Everything above this file sees the same methods whether work runs inline, in threads or in processes:
 
     executor = make_executor("process", factory, workers=4, name="tokenize", max_retries=2, describe=str)
     executor.submit(Batch(key, items, len(items)))      # never blocks
     for part in executor.completed(timeout=None):       # Part(key, start, count, values, failure, ...)
         ...
+    executor.abandon(owner)                             # nobody waits for batches with Batch.key == (owner, ...) any more
     executor.statistics()
     executor.close()
 
@@ -16,7 +17,7 @@ Most callers want `ordered_map`, which adds the ordering window:
 
     results = ordered_map(executor, tasks, window=8)    # lazily; at most 8 tasks in flight; in order
     for result in results: ...
-    results.close()                                     # early; what is in flight is ignored when it arrives
+    results.close()                                     # early; what has not begun is not run, the rest is ignored
 
 Any number of maps may share one executor on one thread, read in any interleaving: each completion goes to the map
 that submitted it, whichever map happened to wait for it. A task that raises makes *its* map raise the worker's own
@@ -125,6 +126,10 @@ class Executor(Protocol):
         """What has finished; waits at most `timeout` seconds if nothing has, and not at all if nothing is in flight."""
         ...
 
+    def abandon(self, owner: Any) -> None:
+        """Run nothing more of the batches whose key begins with `owner`; an item that is being run is let finish."""
+        ...
+
     def statistics(self) -> WorkerStatistics:
         """Counts since the start."""
         ...
@@ -227,8 +232,10 @@ class TaskStream(Generic[T, R]):
         return self._ended and not self._results and self.window.idle
 
     def close(self) -> None:
-        """Take no more tasks and ignore what is still in flight."""
+        """Take no more tasks, and let none run that has not begun."""
         self._ended, self._source_error = True, None
+        if not self.window.idle:
+            self.executor.abandon(self)
         self.window = Window(0)
         self._results.clear()
         close = getattr(self.tasks, "close", None)

@@ -85,6 +85,10 @@ class InlineExecutor:
         self._queue = deque(entry for entry in self._queue if entry[0].group != 0)
         return back
 
+    def abandon(self, owner: Any) -> None:
+        """Forget the batches of this owner."""
+        self._queue = deque(entry for entry in self._queue if entry[0].key[0] is not owner)
+
     def statistics(self) -> WorkerStatistics:
         """Counts since the start."""
         return self._stats

@@ -24,7 +24,7 @@ from headrace.run import spawn, supervise, wire
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.failure import Failure, shorten, unpack
 from headrace.run.shm import Recycler
-from headrace.run.task import RUNNING, STARTED, depth
+from headrace.run.task import DROPPED, DROPPED_BITS, RUNNING, STARTED, depth
 
 _DEEP = 5.0
 _TICK = 0.05  # seconds between two looks at the clock of a running item, where items have a time limit
@@ -134,6 +134,19 @@ class ProcessExecutor:
                 parts, self._parts = self._parts, []
                 return parts
 
+    def abandon(self, owner: Any) -> None:
+        """Run nothing more of this owner's batches: workers pass over those that were sent already."""
+        self._dispatch.drop(lambda key: key[0] is owner)
+        for child in self._children:
+            self._mark(child)
+
+    def _mark(self, child: supervise.Child) -> None:
+        """Tell a worker which of the pieces that it holds nobody wants."""
+        bits = 0
+        for number, piece in enumerate(self._dispatch.holds(child.index), child.answered):
+            bits |= piece.batch.dropped << number % DROPPED_BITS
+        child.arena.words[DROPPED] = bits
+
     def statistics(self) -> WorkerStatistics:
         """Counts since the start."""
         hits = [child.slab for child in self._children if child.slab is not None]
@@ -222,6 +235,12 @@ class ProcessExecutor:
             values, packed, report = [], None, None
             self._fatal = error
         batch, start = self._dispatch.acknowledged(child.index, frame.a, last=bool(frame.flags & wire.LAST))
+        if frame.flags & wire.LAST:
+            child.answered += 1
+            if child.arena.words[DROPPED]:
+                self._mark(child)
+        if not frame.a:
+            return
         self._begun[child.index] += frame.a
         self._stats.bytes_in += frame.nbytes
         self._stats.busy += frame.seconds
@@ -233,10 +252,9 @@ class ProcessExecutor:
             failure.item = self._describe(batch, start + frame.a - 1) or failure.item
         nbytes = int(max(frame.nbytes, batch.item_bytes * frame.a))
         part = Part(batch.key, start, frame.a, values, failure, frame.seconds, nbytes, report)
-        if frame.a:
-            dry = not self._dispatch.holds(child.index)
-            self._least = min(_DEEP, self._least + 1.0) if dry else max(2.0, self._least - 0.01)
-            self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a, int(self._least)))
+        dry = not self._dispatch.holds(child.index)
+        self._least = min(_DEEP, self._least + 1.0) if dry else max(2.0, self._least - 0.01)
+        self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a, int(self._least)))
         self._parts.append(part)
 
     def _bury(self, child: supervise.Child) -> None:

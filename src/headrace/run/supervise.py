@@ -43,6 +43,7 @@ class Child:
     outgoing: list[memoryview] = field(default_factory=list)
     incoming: bytearray = field(default_factory=lambda: bytearray(1 << 18))
     filled: int = 0
+    answered: int = 0  # pieces that it is through with
     ready: bool = False  # it has loaded its function
     reason: str = ""  # why we killed it, if we did
 

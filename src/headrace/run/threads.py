@@ -110,6 +110,10 @@ class ThreadExecutor:
         parts, self._parts = self._parts, []
         return parts
 
+    def abandon(self, owner: Any) -> None:
+        """Run nothing more of this owner's batches; threads see the mark before they begin one."""
+        self._dispatch.drop(lambda key: key[0] is owner)
+
     def statistics(self) -> WorkerStatistics:
         """Counts since the start."""
         return self._stats
@@ -148,6 +152,8 @@ class ThreadExecutor:
             return
         count = done.end - done.begin
         batch, start = self._dispatch.acknowledged(lane.index, count, last=last)
+        if not count:
+            return
         lane.acknowledged += count
         self._stats.items += count
         self._stats.busy += done.seconds
@@ -200,6 +206,9 @@ class ThreadExecutor:
         while (piece := lane.inbox.get()) is not None and not self._stopping.is_set():
             begin = piece.start
             while begin < piece.stop:
+                if piece.batch.dropped:
+                    self._done.put((lane, Slice((begin, begin), [], [], None, 0.0), True, None))
+                    break
                 done = run_slice(function, piece.batch.items, (begin, piece.stop), piece.batch.first, lane.words)
                 begin = done.end
                 last = begin == piece.stop or self._config.hand_back

@@ -57,6 +57,13 @@ class Frame:
                 self.body = b""
                 self.let_go()
 
+    def discard(self) -> None:
+        """Let go of the body and the buffers unread, instead of `decode`."""
+        self.body = b""
+        self.buffers.clear()
+        if self.let_go is not None:
+            self.let_go()
+
 
 def _loads(body: Bytes, buffers: list[Any]) -> Any:
     """Read a pickle, with the garbage collector held back.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from headrace.run import wire
 from headrace.run.failure import from_exception, pack
 from headrace.run.shm import Arena, SlabReader, SlabWriter, keep_memory
-from headrace.run.task import STARTED, Function, run_slice
+from headrace.run.task import DROPPED, DROPPED_BITS, STARTED, Function, run_slice
 
 if TYPE_CHECKING:
     from typing import Any
@@ -110,6 +110,7 @@ class Worker:
         self._slab = SlabWriter(arena.slab(1)) if arena.pages else None
         self._function: Function | None = None
         self._hand_back = True
+        self._pieces = 0  # received
 
     def serve(self) -> None:
         """Answer frames until the end of the stream."""
@@ -149,6 +150,12 @@ class Worker:
         function = self._function
         assert function is not None
         begin, stop, first = frame.a, frame.a + frame.b, frame.first
+        words, bit = self._arena.words, 1 << self._pieces % DROPPED_BITS
+        self._pieces += 1
+        if words[DROPPED] & bit:
+            frame.discard()
+            self._post(wire.Head(wire.ACK, wire.LAST), ([], None, None))
+            return
         try:
             items = frame.decode()
         except BaseException as error:  # noqa: BLE001 (a user's __setstate__ or a missing module)
@@ -156,9 +163,9 @@ class Worker:
             return
         del frame
         while begin < stop:
-            part = run_slice(function, items, (begin, stop), first, self._arena.words)
+            part = run_slice(function, items, (begin, stop), first, words)
             begin = part.end
-            last = begin == stop or self._hand_back
+            last = begin == stop or self._hand_back or bool(words[DROPPED] & bit)
             report = function.report() if function.report is not None else None
             self._acknowledge(part, last, report, items)
             if last:

@@ -50,6 +50,7 @@ class StageFlow:
         self.window: Window[Any] = Window(self.ahead(), ordered=settings.ordered)
         self.inbox: deque[Any] = deque()
         self.closed = False
+        self._accounted = 0  # inputs
 
     def ahead(self) -> int:
         """Submissions that may be outstanding: more of small batches, of which a worker holds more."""
@@ -84,7 +85,10 @@ class StageFlow:
     def deliver(self, first: Any, part: Part) -> None:
         """A part of one of this stage's batches is done."""
         self.ledger.account(self.group, part)
+        self._accounted += part.count
         if self.closed:
+            if self.group == 0:
+                self.ledger.received += part.count  # it had begun when the others were given up
             return
         good = part.count - (part.failure is not None)
         self.size.observe(part.count, part.seconds, part.nbytes)
@@ -96,6 +100,16 @@ class StageFlow:
         if part.failure is not None:
             place, start = (first[part.start + good], 0) if self.keyed else (first, part.start + good)
             self._failed(place, start, part.failure)
+
+    def close(self, executor: Paced) -> None:
+        """Ignore what is under way, and let nothing run that has not begun: it counts as never received."""
+        if self.closed:
+            return
+        self.closed = True
+        if not self.window.idle:
+            executor.abandon(self)
+        if self.group == 0:
+            self.ledger.received -= self.window.submitted - self._accounted
 
     def _failed(self, first: int, start: int, failure: Failure) -> None:
         """A failure that the steps themselves could not turn into a value: a death, a time limit, a result that cannot travel."""
@@ -173,9 +187,9 @@ class Flow:
                 self._source.give_back(batch.items[start:])
 
     def close(self) -> None:
-        """Take no more and ignore what is still under way."""
+        """Take no more, and give up what is still under way."""
         for stage in self.stages:
-            stage.closed = True
+            stage.close(self._executor)
         if not self._parting:
             self._source.close()
 

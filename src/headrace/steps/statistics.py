@@ -27,7 +27,8 @@ class StepStatistics:
 class Statistics:
     """Counts of a pipeline since it was built.
 
-    `received == finished + in_flight` always, and what was skipped is part of what is finished.
+    `received == finished + in_flight` always, and what was skipped is part of what is finished. Inputs that no worker had
+    begun when their iteration was left early count as never received.
     """
 
     received: int  # inputs taken from sources

@@ -131,6 +131,9 @@ class Workers:
         if self.rng.random() < 0.1:
             self.die(worker, self.rng.choice([None, *range(count + 1)]))
             return
+        if piece.batch.dropped:  # it has seen the mark before it began
+            self.dispatch.acknowledged(worker, 0, last=True)
+            return
         batch, start = self.dispatch.acknowledged(worker, count, last=hand_back or count == len(piece))
         for index in range(start, start + count):
             self.done.append((batch.key, index))
@@ -162,6 +165,46 @@ def test_every_input_is_done_or_given_up_once(
     assert poison <= set(crew.given_up)
     for (key, _), worker in crew.ran_by.items():
         assert bound.get(key, worker) == worker
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=12),
+    workers=st.integers(1, 4),
+    depth=st.integers(1, 3),
+    hand_back=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_what_is_dropped_is_run_no_more_and_the_rest_as_if_it_had_never_been(
+    sizes: list[int], workers: int, depth: int, hand_back: bool, seed: int
+) -> None:
+    crew = Workers(workers, depth, 3, seed)
+    for key, size in enumerate(sizes):
+        worker = crew.rng.choice([None, key % workers])
+        crew.dispatch.submit(Batch(key, list(range(size)), size, worker=worker))
+    for _ in range(crew.rng.randrange(6)):
+        if crew.dispatch.busy:
+            crew.step(set(), hand_back)
+    before = len(crew.done)
+    crew.dispatch.drop(lambda key: key % 2 == 1)
+    while crew.dispatch.busy:
+        crew.step(set(), hand_back)
+    assert [key for key, _ in crew.done[before:] if key % 2] == []
+    done = [place for place in crew.done + crew.given_up if place[0] % 2 == 0]
+    assert sorted(done) == [(key, index) for key, size in enumerate(sizes) if key % 2 == 0 for index in range(size)]
+
+
+def test_a_death_over_dropped_work_blames_nobody() -> None:
+    dispatch = Dispatch([1], max_retries=0)
+    dispatch.submit(Batch("unwanted", [0, 1], 2))
+    dispatch.submit(Batch("wanted", [0], 1))
+    assert dispatch.assign() is not None and dispatch.assign() is not None
+    dispatch.drop("unwanted".__eq__)
+    assert dispatch.died(0, begun=1) == []
+    assert dispatch.retries == 0
+    worker, piece = dispatch.assign()
+    assert piece.batch.key == "wanted" and dispatch.assign() is None
+    dispatch.acknowledged(worker, 1, last=True)
+    assert not dispatch.busy
 
 
 def test_a_culprit_is_given_up_after_its_retries_and_its_neighbours_are_not() -> None:
