@@ -117,7 +117,7 @@ class ForkServer:
             raise
         finally:
             os.close(theirs)
-        return Forked(self._control, ours)
+        return Forked(self._control, self._process, ours)
 
     def close(self, owner: int) -> None:
         """End the server. A fork of the owner closes its copies only."""
@@ -135,9 +135,10 @@ class ForkServer:
 class Forked:
     """A worker that a fork server has started, or is about to."""
 
-    def __init__(self, control: socket.socket, pipe: int) -> None:
+    def __init__(self, control: socket.socket, server: subprocess.Popen[Any], pipe: int) -> None:
         """`pipe` brings the worker's number and, when it has ended, how."""
         self._control = control
+        self._server = server
         self.pipe = pipe
         self._pid: int | None = None
         self.returncode: int | None = None
@@ -172,6 +173,11 @@ class Forked:
         """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
+    def end_server(self) -> None:
+        """End a server that does not answer: signals then go straight to the worker, and the pipe ends with it."""
+        self._server.kill()
+        self._server.wait()
+
     def _signal(self, number: int) -> None:
         if self.poll() is not None:
             return
@@ -180,8 +186,8 @@ class Forked:
                 self._end(UNKNOWN)
             return
         try:
-            self._control.send(REQUEST.pack(SIGNAL, self._pid, number))
-        except OSError:  # the server is gone
+            self._control.send(REQUEST.pack(SIGNAL, self._pid, number), socket.MSG_DONTWAIT)
+        except OSError:  # the server is gone, or has not read anything for long
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
@@ -233,6 +239,13 @@ def wait_for_any(processes: Sequence[Process], seconds: float) -> None:
     poll.poll(seconds * 1e3)
     for fd in opened:
         os.close(fd)
+
+
+def force(process: Process) -> None:
+    """Kill a process of which a first SIGKILL was not seen to be the end, whoever was to pass that on."""
+    if isinstance(process, Forked):
+        process.end_server()
+    process.kill()
 
 
 def forget(process: Process) -> None:

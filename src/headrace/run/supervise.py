@@ -4,8 +4,9 @@ The shutdown contract (if the code differs from it, the code is wrong):
 
 1. Closing starts by closing our end of every socket. An idle worker sees the end of the stream, runs the user's
    tear-down and leaves.
-2. After `GRACE` seconds a worker that is still there gets SIGTERM, after `GRACE` more SIGKILL. Nothing is left two
-   seconds after closing began.
+2. After `GRACE` seconds a worker that is still there gets SIGTERM, after `GRACE` more SIGKILL. A fork server that does
+   not tell of its end within `ANSWER` seconds is killed itself. Nothing is left two seconds after closing began,
+   whichever of them were stopped, hung or killed.
 3. A worker whose parent dies, by whatever signal, is killed by the kernel (`worker.die_with_parent`).
 4. Ctrl-C reaches the parent only. A fork of the parent never closes or kills the parent's workers.
 """
@@ -25,6 +26,8 @@ from headrace.run import spawn, wire
 from headrace.run.shm import Arena, Recycler, SlabReader, SlabWriter, create_arena
 
 GRACE = 0.6  # seconds between the end of the stream, SIGTERM and SIGKILL
+ANSWER = 0.3  # seconds between SIGKILL and the news of the end, while closing
+_PATIENCE = 2.0  # the same while work goes on: a busy server is not given up lightly
 SLAB_BYTES = 64 * 1024 * 1024  # per worker and direction; pages exist from their first use on
 _SOCKET_BYTES = 1 << 20
 
@@ -162,7 +165,11 @@ def how_it_ended(child: Child) -> str:
         code = child.process.wait(GRACE)
     except subprocess.TimeoutExpired:  # it closed the socket itself and hangs in its exit
         child.process.kill()
-        code = child.process.wait()
+        try:
+            code = child.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:  # its server hangs, and will be replaced
+            spawn.force(child.process)
+            code = child.process.wait()
     discard(child)
     if code == spawn.UNKNOWN:
         return "ended, as did the process that started it"
@@ -198,6 +205,9 @@ def stop_children(children: Iterable[Child], owner: int) -> None:
     rest = _still_there(rest, time.monotonic() + GRACE)
     for child in rest:
         child.process.kill()
+    rest = _still_there(rest, time.monotonic() + ANSWER)
+    for child in rest:
+        spawn.force(child.process)
     rest = _still_there(rest, time.monotonic() + 10.0)
     for child in rest:
         child.lifeline.close()

@@ -114,6 +114,7 @@ class EmitterSource:
 
     def close(self) -> None:
         """End all emitters."""
+        ProcessPort.close_all([port for port in self._all if isinstance(port, ProcessPort)])
         for port in self._all:
             port.close()
         self._ports.clear()
@@ -148,10 +149,11 @@ class ProcessPort:
         self._done = False
         self.error: BaseException | None = None
         factory = wire.dumps(Emission(reader))
+        self._owner = os.getpid()
         self._child = child = supervise.start_child(
             number, Recycler(), starter=executor.starter, by_value=spawn.is_by_value(factory)
         )
-        self._shut = weakref.finalize(self, supervise.stop_children, [child], os.getpid())
+        self._shut = weakref.finalize(self, supervise.stop_children, [child], self._owner)
         settings = {
             "factory": factory,
             "hand_back": True,
@@ -182,10 +184,18 @@ class ProcessPort:
 
     def close(self) -> None:
         """End the process."""
-        self._watch(False)
-        self._done = True
-        self._messages.clear()
-        self._shut()
+        self.close_all([self])
+
+    @staticmethod
+    def close_all(ports: Sequence[ProcessPort]) -> None:
+        """End several processes at once: one that does not want to takes its time."""
+        for port in ports:
+            port._watch(False)
+            port._done = True
+            port._messages.clear()
+        open_ports = [port for port in ports if port._shut.detach() is not None]
+        if open_ports:
+            supervise.stop_children([port._child for port in open_ports], open_ports[0]._owner)
 
     def _watch(self, on: bool) -> None:
         if on != self._watched:
