@@ -8,6 +8,7 @@ Contract
   passed by what is made at the same time; the log says so once a folder.
 * A copy in use is held by a shared lock, so eviction passes over it. Eviction removes the copies opened longest ago until
   the new one fits the byte limit; if everything is in use, it is an error that says how many bytes are needed.
+* Nothing is removed but what has the name of a copy, so data that somebody keeps in the cache folder is safe.
 * Nothing is ever written into the data folder, unless `CacheOptions.index_beside` asks for the indexes to be there.
 """
 
@@ -18,6 +19,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -38,9 +40,14 @@ _PATIENCE_S: Final = 5.0
 _MOST_S: Final = 600.0
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """What `flock` says where there are no locks: NFS without its lock service, Lustre without `-o flock`, some FUSE mounts."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_COPY: Final = re.compile(r"\.?[0-9a-f]{32}-")
+"""How the names of copies begin (`key_of`), and of unfinished ones."""
 _log = logging.getLogger("headrace")
 _without: dict[Path, OSError] = {}
 """Folders that were found to have no locks, and what told so."""
+_had: dict[Path, int] = {}
+"""Copies that this process has had, and how often it made them again."""
 
 
 def cache_root(options: CacheOptions) -> Path:
@@ -87,9 +94,15 @@ def writing(target: Path, naming: AbstractContextManager[None] | None = None) ->
             yield out
         with naming or contextlib.nullcontext():
             os.replace(name, target)
-    except BaseException:  # whatever ended the writing, half a file must not stay
+    except BaseException as error:  # whatever ended the writing, half a file must not stay
+        reached = os.stat(name).st_size if os.path.exists(name) else 0
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise ConfigError(
+                f"the disk of {target.parent} is full ({error.strerror}): {target.name} needs {reached} bytes or more, and "
+                f"{shutil.disk_usage(target.parent).free} are free. Make room, or put HEADRACE_CACHE on a larger disk"
+            ) from error
         raise
 
 
@@ -156,6 +169,22 @@ def _tell_of_none(folder: Path, error: OSError) -> None:
     )
 
 
+def _tell_of_again(target: Path, limit: int) -> None:
+    """A copy made over and over costs more than reading: say so, less and less often."""
+    if target not in _had:
+        return
+    _had[target] += 1
+    times = sum(_had.values())
+    if times & (times - 1) == 0:
+        _log.warning(
+            "%s was let go for want of room and is made again (with others, %d times so far): what is read does not fit "
+            "the %d bytes that copies may take. Raise CacheOptions.limit_bytes",
+            target,
+            times,
+            limit,
+        )
+
+
 class CopyCache:
     """Whole files kept under a byte limit, shared by processes."""
 
@@ -178,7 +207,7 @@ class CopyCache:
         found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if entry.name.endswith(".lock"):
+                if entry.name.endswith(".lock") or not _COPY.match(entry.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat()
@@ -193,6 +222,7 @@ class CopyCache:
         with locked(self.folder / f"{key}.lock"):
             if (fd := self._hold(target)) is not None:
                 return fd
+            _tell_of_again(target, self.limit())
             # a file that changes its name while somebody lists the folder may be overlooked
             with writing(target, locked(self.folder / _ROOM)) as out:
                 counted = _Counted(out, self)
@@ -217,6 +247,7 @@ class CopyCache:
             os.close(fd)
             return None
         os.utime(fd)
+        _had.setdefault(target, 0)
         return fd
 
     def make_room(self, need: int) -> None:

@@ -22,7 +22,7 @@ from headrace.io.detect import choose_format, common_root, format_named, format_
 from headrace.io.formats.base import Reader, ShardTable
 from headrace.io.formats.memory import InMemoryShard, MemoryReader, MemoryTable
 from headrace.io.options import StoreOptions
-from headrace.io.store import Entry, is_url, open_store
+from headrace.io.store import Entry, Store, is_url, open_store
 
 Options = StoreOptions | Mapping[str, Any] | None
 
@@ -47,30 +47,34 @@ class Dataset:
     ) -> Dataset:
         """A folder (searched with its subfolders), a file, or a URL of either.
 
-        Hidden files, folders whose names begin with a dot or an underscore, and files of no known format are left out. A
-        folder with files of several formats is an error; `fmt` chooses.
+        Hidden files, folders whose names begin with a dot or an underscore, and files of no known format are left out (with
+        a warning where the name says `.jsonl.tmp` or the like). A folder with files of several formats is an error; `fmt`
+        chooses. A single file may have any suffix if `fmt` says what it is.
         """
         _check_name(name)
         settings = StoreOptions.from_any(options)
         place = _checked_path(name, path)
+        one = is_url(place) and format_of(place) is not None
         with _named(name, place):
-            if is_url(place) and format_of(place) is not None:
-                folder, _, file = place.rstrip("/").rpartition("/")
-                store = open_store(folder, settings)
-                entries = [store.stat(file)]
+            if one:
+                store, entries, one = _file_at(place, settings)
             elif is_url(place) or os.path.isdir(place):
                 store = open_store(place, settings)
                 entries = store.scan()
             else:
+                one = True
                 store = open_store(os.path.dirname(os.path.abspath(place)), settings)
                 entries = [store.stat(os.path.basename(os.path.abspath(place)))]
-        return cls._of_entries(name, store.root, entries, fmt, settings)
+        return cls._of_entries(name, store.root, entries, fmt, settings, named=one)
 
     @classmethod
     def from_files(
         cls, name: str, paths: Sequence[str | os.PathLike[str]], fmt: str | None = None, options: Options = None
     ) -> Dataset:
-        """Just these files. Shards are named by path below the files' common folder, and ordered by name."""
+        """Just these files, all of them; with `fmt` their suffixes do not matter.
+
+        Shards are named by path below the files' common folder, and ordered by name.
+        """
         _check_name(name)
         settings = StoreOptions.from_any(options)
         if isinstance(paths, (str, bytes, os.PathLike)):
@@ -86,7 +90,7 @@ class Dataset:
             with _named(name, store.path(file)):
                 entries.append(store.stat(file))
         entries.sort(key=lambda entry: os.fsencode(entry.name))
-        return cls._of_entries(name, store.root, entries, fmt, settings)
+        return cls._of_entries(name, store.root, entries, fmt, settings, named=True)
 
     @classmethod
     def from_dict(cls, name: str, shards: Mapping[int, InMemoryShard]) -> Dataset:
@@ -95,8 +99,10 @@ class Dataset:
         return cls(name, "memory", MemoryTable.of(name, shards), StoreOptions())
 
     @classmethod
-    def _of_entries(cls, name: str, root: str, entries: list[Entry], fmt: str | None, options: StoreOptions) -> Dataset:
-        chosen, files = choose_format(name, root, entries, fmt)
+    def _of_entries(
+        cls, name: str, root: str, entries: list[Entry], fmt: str | None, options: StoreOptions, named: bool
+    ) -> Dataset:
+        chosen, files = choose_format(name, root, entries, fmt, named)
         store = open_store(root, options)
         counts = chosen.count(store, files, options)
         arrays = [np.array([getattr(e, f) for e in files], np.int64) for f in ("size", "stamp")]
@@ -171,6 +177,20 @@ class Dataset:
         return self
 
 
+def _file_at(url: str, settings: StoreOptions) -> tuple[Store, list[Entry], bool]:
+    """The file of a URL, or what is below a folder of such a name (`out.parquet/`, as several engines write)."""
+    folder, _, file = url.rpartition("/")
+    store = open_store(folder, settings)
+    try:
+        return store, [store.stat(file)], True
+    except FileNotFoundError:
+        below = open_store(url, settings)
+        entries = below.scan() if below.listable else []
+        if not entries:
+            raise
+        return below, entries, False
+
+
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a dataset needs a name (weights, seeds and checkpoints go by it), found {name!r}")
@@ -195,6 +215,8 @@ def _named(name: str, place: str) -> Generator[None]:
     except FileNotFoundError:
         where = place if is_url(place) else os.path.abspath(place)
         hint = "check the URL" if is_url(place) else _nearest(where)
+        if any(sign in os.path.basename(where) for sign in "*?["):
+            hint = "patterns are not filled in; give a folder, or the files with Dataset.from_files(name, glob.glob(pattern))"
         if is_url(name) or os.path.exists(name):
             hint = f"{name!r} is one: the dataset's name comes first, then its path"
         raise MissingDataError(f"dataset {name!r}: {where} does not exist; {hint}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,6 +16,10 @@ from headrace.io.store import Entry, is_url
 _SUFFIXES: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".npy": "npy"}
 FORMATS: Final = ("jsonl", "parquet", "npy")
 _INDEX_FILES: Final = frozenset({"index.json", "_index.json"})
+_UNREADABLE: Final = frozenset({".lz4", ".sz", ".snappy", ".br", ".lzma", ".lzo", ".z", ".zip", ".7z", *SUFFIXES})
+"""Compressions: after the suffix of a format, one that the format is not read with."""
+_CHECKSUMS: Final = (".crc", ".md5", ".sha1", ".sha256", ".sha512")
+_log = logging.getLogger("headrace")
 
 
 def format_named(name: str) -> Format:
@@ -37,16 +42,35 @@ def format_of(name: str) -> str | None:
     return _SUFFIXES.get(suffix)
 
 
-def choose_format(dataset: str, root: str, entries: Sequence[Entry], fmt: str | None) -> tuple[Format, list[Entry]]:
-    """The format of a dataset and the files that belong to it."""
+def choose_format(
+    dataset: str, root: str, entries: Sequence[Entry], fmt: str | None, named: bool = False
+) -> tuple[Format, list[Entry]]:
+    """The format of a dataset and the files that belong to it: all of them if the user named each (`named`)."""
     if fmt is not None:
         format_named(fmt)
-    if fmt is not None and len(entries) == 1 and format_of(entries[0].name) is None:
-        return format_named(fmt), list(entries)  # one file, named by the user: the suffix does not matter
     groups: dict[str, list[Entry]] = {}
+    others: list[str] = []
     for entry in entries:
-        if (found := format_of(entry.name)) and os.path.basename(entry.name) not in _INDEX_FILES:
+        found = format_of(entry.name)
+        if found is None and _unreadable(entry.name):
+            raise ConfigError(
+                f"dataset {dataset!r}: {entry.name!r} of {root} is compressed in a way that is not read; JSONL may end in "
+                f"{', '.join(SUFFIXES)}, Parquet and npy are read as they are. Write it anew, or take it out of the folder"
+            )
+        if named:
+            found = found or fmt
+        elif os.path.basename(entry.name) in _INDEX_FILES:
+            found = None
+        if found is None:
+            others.append(entry.name)
+        else:
             groups.setdefault(found, []).append(entry)
+    if named and (stray := others + [e.name for kind, files in groups.items() if kind != (fmt or kind) for e in files]):
+        raise ConfigError(
+            f"dataset {dataset!r}: {stray[0]!r} of {root} is not {'of a known format' if fmt is None else fmt}; known suffixes "
+            f"are {', '.join(sorted(_SUFFIXES))}, JSONL also with {', '.join(SUFFIXES)}. "
+            + ("A file with another suffix needs fmt=..." if fmt is None else "Give it another dataset")
+        )
     if fmt is None and len(groups) > 1:
         shown = "; ".join(f"{len(files)} of {name} (as {files[0].name!r})" for name, files in sorted(groups.items()))
         raise ConfigError(
@@ -62,11 +86,34 @@ def choose_format(dataset: str, root: str, entries: Sequence[Entry], fmt: str | 
             f"{', '.join(sorted(_SUFFIXES))}, JSONL also with {', '.join(SUFFIXES)}"
         )
     files = groups[name]
-    _refuse_doubles(dataset, root, files)
+    _refuse_doubles(dataset, root, files, named)
+    _tell_of_others(dataset, root, others)
     return format_named(name), files
 
 
-def _refuse_doubles(dataset: str, root: str, files: Sequence[Entry]) -> None:
+def _unreadable(name: str) -> bool:
+    stem, suffix = os.path.splitext(name.lower())
+    return suffix in _UNREADABLE and os.path.splitext(stem)[1] in _SUFFIXES
+
+
+def _tell_of_others(dataset: str, root: str, others: Sequence[str]) -> None:
+    """What is left out may be a shard that nobody finished writing, or nothing."""
+    doubtful = [
+        name
+        for name in others
+        if any(f"{suffix}." in name.lower() for suffix in _SUFFIXES) and not name.lower().endswith(_CHECKSUMS)
+    ]
+    if doubtful:
+        _log.warning(
+            "dataset %r: %s holds %d files that are left out by their names and may be unfinished shards: %s",
+            dataset,
+            root,
+            len(doubtful),
+            ", ".join(doubtful[:5]) + (" ..." if len(doubtful) > 5 else ""),
+        )
+
+
+def _refuse_doubles(dataset: str, root: str, files: Sequence[Entry], named: bool) -> None:
     """The same shard as `a.jsonl` and `a.jsonl.gz` would be read twice; so would a stray `.json` beside `.jsonl`."""
     stems: dict[str, str] = {}
     for entry in files:
@@ -78,7 +125,7 @@ def _refuse_doubles(dataset: str, root: str, files: Sequence[Entry]) -> None:
             )
         stems[stem] = entry.name
     suffixes = {os.path.splitext(stem.lower())[1]: stem for stem in stems}
-    if ".json" in suffixes and len(suffixes) > 1:
+    if ".json" in suffixes and len(suffixes) > 1 and not named:
         raise ConfigError(
             f"dataset {dataset!r}: {root} holds {suffixes['.json']!r} beside .jsonl or .ndjson shards, and a .json file may "
             "be something else than rows. Give the files with Dataset.from_files, or a path that holds only the shards"

@@ -15,7 +15,7 @@ from headrace.io.cache import CopyCache, key_of
 from headrace.io.compress import INPUT_BYTES, decompressed
 from headrace.io.newline_index import NewlineIndex, split_chunks
 from headrace.io.options import StoreOptions
-from headrace.io.row_index import build_index_of
+from headrace.io.row_index import build_index_of, let_settle
 from headrace.io.store import Entry, File, LocalFile, Store
 
 _USUAL_RATIO = 5
@@ -43,6 +43,7 @@ class CopiedFile(LocalFile):
 
 def open_decompressed(store: Store, entry: Entry, options: StoreOptions, kind: str) -> CopiedFile:
     """A decompressed copy of a file, made if there is none."""
+    let_settle(entry)
     file = store.open(entry)
     return _copy(CopyCache(options.cache), file, entry, kind, lambda: decompressed(file, kind))
 
@@ -65,6 +66,7 @@ class CachedStore:
     def __init__(self, inner: Store, options: StoreOptions) -> None:
         """Copies of files in `inner`."""
         self.root = inner.root
+        self.listable = inner.listable
         self._inner = inner
         self._cache = CopyCache(options.cache)
         self.scan = inner.scan

@@ -2,13 +2,16 @@
 
 Credentials come from the environment, as each service's own tools read them (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
 `AWS_SKIP_SIGNATURE=true` for public buckets, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` ...). Every range
-is asked for with the ETag of the file as it was when the dataset was made, so a file replaced under the run is an error.
+is asked for with the ETag of the file as it was when the dataset was made, and the answer must carry it (not every server
+minds the question), so a file replaced under the run is an error.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
+import time
 from datetime import timedelta
 from typing import Any, cast
 
@@ -24,6 +27,7 @@ from headrace.io.store import Entry, File
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "http", "https", "memory")
 _BLOCKS = 16
+_TRIES = 3
 _memory: dict[str, MemoryStore] = {}
 
 
@@ -40,11 +44,11 @@ class ObjectStore:
         scheme = url.partition("://")[0]
         self.root = url.rstrip("/")
         self._store, self._prefix = connect(url, options)
-        self._listable = scheme not in ("http", "https") or not type(self._store).__name__.startswith("HTTP")
+        self.listable = scheme not in ("http", "https") or not type(self._store).__name__.startswith("HTTP")
 
     def scan(self) -> list[Entry]:
         """Every object below the prefix, ordered by the bytes of its name."""
-        if not self._listable:
+        if not self.listable:
             raise ConfigError(
                 f"{self.root}: folders cannot be listed over HTTP; give the files with Dataset.from_files"
             )
@@ -89,7 +93,7 @@ class ObjectStore:
                 f"{self.path(entry.name)} changed: it has {now.size} bytes and had {entry.size}, or another ETag "
                 f"({meta.get('e_tag')}). Make the dataset anew; checkpoints of the old data do not fit the new"
             )
-        return RemoteFile(self._store, self._key(entry.name), self.path(entry.name), entry.size, meta.get("e_tag"))
+        return RemoteFile(self._store, self._key(entry.name), self.path(entry.name), meta)
 
     def _key(self, name: str) -> str:
         return posixpath.join(self._prefix, name) if self._prefix else name
@@ -100,32 +104,49 @@ class RemoteFile:
 
     local_path: str | None = None
 
-    def __init__(self, store: Any, key: str, path: str, size: int, tag: str | None) -> None:
-        """`tag` is the ETag that every range must have."""
+    def __init__(self, store: Any, key: str, path: str, meta: Any) -> None:
+        """`meta` is what the store says of the object; every range must be of an object of which it says the same."""
         self._store = store
         self._key = key
-        self._tag = tag
+        self._meta = meta
         self.path = path
-        self.size = size
+        self.size: int = meta["size"]
 
     def read(self, start: int, stop: int) -> bytes:
-        """One range request."""
+        """One range request, or a few if the answer has not the bytes asked for."""
         if stop <= start:
             return b""
+        got: list[int] = []
+        while len(got) < _TRIES:
+            data = self._get(start, stop)
+            if len(data) == stop - start:
+                return data
+            got.append(len(data))
+            time.sleep(0.05 * 2 ** len(got))
+        raise DataChangedError(
+            f"{self.path} gave {', '.join(map(str, got))} bytes in {_TRIES} answers for the range {start}-{stop}, which has "
+            f"{stop - start}. A proxy that cuts off or compresses, or a file that changed under the same ETag"
+        )
+
+    def _get(self, start: int, stop: int) -> bytes:
         options: Any = {"range": (start, stop)}
-        if self._tag and not self._tag.startswith("W/"):
-            options["if_match"] = self._tag
+        tag = self._meta.get("e_tag")
+        if tag and not tag.startswith("W/"):
+            options["if_match"] = tag
         try:
-            data = bytes(obstore.get(self._store, self._key, options=options).bytes())
+            answer = obstore.get(self._store, self._key, options=options)
+            if _changed(self._meta, answer.meta):
+                raise DataChangedError(
+                    f"{self.path} was replaced while it was read: it has {answer.meta['size']} bytes and had {self.size}, or "
+                    f"another ETag ({answer.meta.get('e_tag')}, not {tag}). Make the dataset anew"
+                )
+            return bytes(answer.bytes())
         except (PreconditionError, FileNotFoundError) as error:
             raise DataChangedError(
-                f"{self.path} was replaced or removed while it was read ({str(error).splitlines()[0]}). Make the dataset anew"
+                f"{self.path} was replaced or removed while it was read ({_reason(error)}). Make the dataset anew"
             ) from error
         except (BaseError, OSError) as error:
             raise _access_error(f"{self.path}, bytes {start}-{stop}", error) from error
-        if len(data) != stop - start:
-            raise DataChangedError(f"{self.path} gave {len(data)} bytes for the range {start}-{stop}")
-        return data
 
     def check(self) -> None:
         """Nothing: each range carries the ETag."""
@@ -192,7 +213,7 @@ def _connect(url: str, scheme: str, options: StoreOptions) -> Any:
         retry = {"max_retries": options.cache.download_retry}
         return connect(url, config=config or None, client_options=client, retry_config=retry)
     except (BaseError, ValueError) as error:
-        raise ConfigError(f"{url}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{url}: {_reason(error)}") from error
 
 
 def _entry(name: str, meta: Any) -> Entry:
@@ -200,8 +221,26 @@ def _entry(name: str, meta: Any) -> Entry:
     return Entry(name, meta["size"], xxhash.xxh3_64_intdigest(stamp.encode()) >> 1)
 
 
+def _changed(old: Any, new: Any) -> bool:
+    """True if two answers are about different contents. A weak ETag equals the strong one; an answer may have none."""
+    tags = [(meta.get("e_tag") or "").removeprefix("W/") for meta in (old, new)]
+    if old["size"] != new["size"] or (all(tags) and tags[0] != tags[1]):
+        return True
+    return not any(tags) and old["last_modified"] != new["last_modified"]
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong in one line: the library's own words, and the code and message of the server's answer."""
+    text = str(error).partition("\n\nDebug source")[0]
+    said = re.findall(r"<(?:Code|Message)>(.*?)</", text, re.DOTALL)
+    text = text.partition("<?xml")[0] if said else text
+    return " ".join(f"{text} {': '.join(said)}".split())[:1000].rstrip(": .")
+
+
 def _access_error(what: str, error: Exception) -> FormatError:
+    reason = _reason(error)
+    clock = ", the clock of this machine (signed requests are refused if it is minutes off)" if "403" in reason else ""
     return FormatError(
-        f"{what} cannot be read: {str(error).splitlines()[0]}. Check the name, the credentials in the environment and the "
-        "endpoint (AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE=true for public buckets)"
+        f"{what} cannot be read: {reason}. Check the name, the credentials in the environment{clock} and the endpoint "
+        "(AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE=true for public buckets)"
     )

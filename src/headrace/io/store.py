@@ -49,6 +49,7 @@ class Store(Protocol):
     """A folder, local or far."""
 
     root: str
+    listable: bool
 
     def scan(self) -> list[Entry]:
         """Every file below the root, hidden ones left out, ordered by name."""
@@ -89,6 +90,8 @@ def open_store(root: str, options: StoreOptions) -> Store:
 class LocalStore:
     """A local folder."""
 
+    listable = True
+
     def __init__(self, root: str) -> None:
         """Files are named relative to `root`."""
         self.root = os.path.abspath(root)
@@ -107,9 +110,16 @@ class LocalStore:
                 if entry.is_dir():
                     if not entry.name.startswith((".", "_")):
                         yield from self._walk(entry.path, f"{prefix}{entry.name}/", above | {key})
-                elif not entry.name.startswith(".") and entry.is_file():
+                elif entry.name.startswith("."):
+                    continue
+                elif entry.is_file():
                     info = entry.stat()
                     yield Entry(prefix + entry.name, info.st_size, info.st_mtime_ns)
+                elif entry.is_symlink():  # leaving it out would be less data than meant, in silence
+                    raise ConfigError(
+                        f"{entry.path} is a link to {os.readlink(entry.path)!r}, which is not there. Restore that or remove "
+                        "the link"
+                    )
 
     def stat(self, name: str) -> Entry:
         """One file."""

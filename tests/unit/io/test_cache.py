@@ -23,10 +23,11 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.io import Dataset, build_index
 from headrace.io import cache as cache_module
-from headrace.io.cache import CopyCache, cache_root, locked, pauses, writing
+from headrace.io.cache import CopyCache, cache_root, key_of, locked, pauses, writing
 from headrace.io.options import CacheOptions
 
 TEXT = frozenset({"text"})
+KEYS = {name: key_of(name) for name in "abcdekl"}
 
 
 def _corpus(folder: Path, shards: int = 3, rows: int = 1000) -> list[list[str]]:
@@ -77,7 +78,7 @@ def test_copies_made_at_the_same_time_stay_under_the_limit() -> None:
 
         start.wait()
         with contextlib.suppress(ConfigError):  # the others' copies may leave no room
-            os.close(cache.acquire(name, slowly))
+            os.close(cache.acquire(KEYS[name], slowly))
 
     threads = [threading.Thread(target=make, args=(name,)) for name in "abcd"]
     for thread in threads:
@@ -86,7 +87,7 @@ def test_copies_made_at_the_same_time_stay_under_the_limit() -> None:
         thread.join()
     assert max(most) <= 1000
     assert cache.used() in (0, 420, 840)
-    os.close(cache.acquire("e", lambda out: out.write(b"x" * 900)))
+    os.close(cache.acquire(KEYS["e"], lambda out: out.write(b"x" * 900)))
     assert cache.used() == 900
 
 
@@ -102,24 +103,24 @@ def test_a_limit_below_one_shard_says_what_to_do(tmp_path: Path, cache_folder: P
 
 def test_a_copy_in_use_is_not_evicted() -> None:
     cache = CopyCache(CacheOptions(limit_bytes=1000))
-    held = cache.acquire("a", lambda out: out.write(b"a" * 600))
+    held = cache.acquire(KEYS["a"], lambda out: out.write(b"a" * 600))
     with pytest.raises(ConfigError, match="600 of them are in use"):
-        cache.acquire("b", lambda out: out.write(b"b" * 600))
+        cache.acquire(KEYS["b"], lambda out: out.write(b"b" * 600))
     assert os.pread(held, 1000, 0) == b"a" * 600
     os.close(held)
-    os.close(cache.acquire("b", lambda out: out.write(b"b" * 600)))
+    os.close(cache.acquire(KEYS["b"], lambda out: out.write(b"b" * 600)))
     assert cache.used() == 600
 
 
 def test_the_copy_opened_longest_ago_goes_first() -> None:
     cache = CopyCache(CacheOptions(limit_bytes=1000))
     for name in "abc":
-        os.close(cache.acquire(name, lambda out: out.write(b"x" * 300)))
-        path = cache.folder / name
+        os.close(cache.acquire(KEYS[name], lambda out: out.write(b"x" * 300)))
+        path = cache.folder / KEYS[name]
         os.utime(path, (1e9 + ord(name), 1e9 + ord(name)))
-    os.close(cache.acquire("a", lambda out: out.write(b"never")))
-    os.close(cache.acquire("d", lambda out: out.write(b"x" * 300)))
-    assert {p.name for p in cache.folder.iterdir() if p.suffix != ".lock"} == {"a", "c", "d"}
+    os.close(cache.acquire(KEYS["a"], lambda out: out.write(b"never")))
+    os.close(cache.acquire(KEYS["d"], lambda out: out.write(b"x" * 300)))
+    assert {p.name for p in cache.folder.iterdir() if p.suffix != ".lock"} == {KEYS[name] for name in "acd"}
 
 
 def test_threads_make_a_copy_once() -> None:
@@ -128,7 +129,7 @@ def test_threads_make_a_copy_once() -> None:
 
     def work() -> None:
         barrier.wait()
-        os.close(cache.acquire("k", lambda out: (made.append(1), out.write(b"data"))))
+        os.close(cache.acquire(KEYS["k"], lambda out: (made.append(1), out.write(b"data"))))
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
@@ -278,7 +279,7 @@ def test_without_locks_work_is_done_twice_at_most(
                 out.write(b"x" * 50)
 
         start.wait()
-        fd = cache.acquire("k", make)
+        fd = cache.acquire(KEYS["k"], make)
         got.append(os.pread(fd, 1000, 0))
         os.close(fd)
 
@@ -288,12 +289,12 @@ def test_without_locks_work_is_done_twice_at_most(
             thread.start()
         for thread in threads:
             thread.join()
-        held = cache.acquire("k", lambda out: out.write(b"never"))
-        os.close(cache.acquire("l", lambda out: out.write(b"y" * 900)))  # k has to make room, in use or not
+        held = cache.acquire(KEYS["k"], lambda out: out.write(b"never"))
+        os.close(cache.acquire(KEYS["l"], lambda out: out.write(b"y" * 900)))  # k has to make room, in use or not
     assert got == [b"x" * 150] * 4
     assert os.pread(held, 1000, 0) == b"x" * 150  # whoever has it open keeps it
     os.close(held)
-    assert {path.name for path in cache.folder.iterdir() if path.suffix != ".lock"} == {"l"}
+    assert {path.name for path in cache.folder.iterdir() if path.suffix != ".lock"} == {KEYS["l"]}
     told = [record.getMessage() for record in caplog.records]
     assert [str(cache.folder) in text and "has no file locks" in text for text in told] == [True] * (number is not None)
 
@@ -316,5 +317,65 @@ def test_eviction_asks_for_its_lock_as_nfs_wants_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fcntl, "flock", as_on_nfs)
     cache = CopyCache(CacheOptions(limit_bytes=1000))
     for name in "abc":
-        os.close(cache.acquire(name, lambda out: out.write(b"x" * 400)))
+        os.close(cache.acquire(KEYS[name], lambda out: out.write(b"x" * 400)))
     assert cache.used() == 800
+
+
+def test_nothing_but_copies_is_removed_from_the_folder_of_copies() -> None:
+    cache = CopyCache(CacheOptions(limit_bytes=1000))
+    for name in ("mine.jsonl.gz", ".mine.part"):
+        (cache.folder / name).write_bytes(b"x" * 900)
+        os.utime(cache.folder / name, (1.0, 1.0))
+    for name in "ab":
+        os.close(cache.acquire(KEYS[name], lambda out: out.write(b"x" * 900)))
+    assert {path.name for path in cache.folder.iterdir() if path.suffix != ".lock"} == {
+        "mine.jsonl.gz",
+        ".mine.part",
+        KEYS["b"],
+    }
+
+
+def test_a_full_disk_is_said_with_what_is_needed_and_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+) -> None:
+    texts = _corpus(tmp_path / "d", shards=1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", full)
+        data = Dataset.from_path("d", tmp_path / "d")
+        assert data.total() == 1000  # counting needs no copy
+        with pytest.raises(
+            ConfigError, match=rf"the disk of {cache_folder}/copies is full.*needs \d+ bytes.*\d+ are free"
+        ):
+            _read(data.open(), 0)
+    assert not list((cache_folder / "copies").glob("*.part"))
+    assert _read(data.open(), 0) == texts[0]
+    with pytest.raises(ConfigError, match="needs 5 bytes or more"), writing(tmp_path / "f") as out:
+        out.write(b"12345")
+        out.flush()
+        full()
+
+
+def test_copies_made_over_and_over_are_told_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    cache = CopyCache(CacheOptions(limit_bytes=1000))
+    cache_module._had.clear()
+    with caplog.at_level(logging.WARNING, "headrace"):
+        for _ in range(5):
+            for name in "ab":
+                os.close(cache.acquire(KEYS[name], lambda out: out.write(b"x" * 600)))
+    told = [text for text in caplog.messages if "is made again" in text]
+    assert [f"{n} times so far" in text for n, text in zip((1, 2, 4, 8), told, strict=True)] == [True] * 4
+    assert str(cache.folder / KEYS["a"]) in told[0]
+    assert "1000 bytes" in told[0]
+
+
+def test_new_data_under_an_old_name_is_not_served_from_the_cache(tmp_path: Path) -> None:
+    for new in ("one", "two"):  # the same size, compressed and not
+        for name in ("a.jsonl.gz", "b.jsonl"):
+            line = json.dumps({"text": new}).encode()
+            (tmp_path / name).write_bytes(gzip.compress(line, 0) if name.endswith("gz") else line)
+        data = Dataset.from_path("d", tmp_path)
+        assert [_read(data.open(), shard, 1) for shard in range(2)] == [[new]] * 2

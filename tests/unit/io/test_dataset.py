@@ -144,6 +144,55 @@ def test_a_list_of_files(tmp_path: Path) -> None:
         Dataset.from_files("d", [])
 
 
+def test_no_file_of_a_list_is_left_out(tmp_path: Path) -> None:
+    _tree(tmp_path, ["a.jsonl", "b.txt", "c.txt", "index.json", "stats.json"])
+    pq.write_table(pa.table({"text": ["p"]}), tmp_path / "d.parquet")
+
+    def made(*names: str, fmt: str | None = None) -> Dataset:
+        return Dataset.from_files("d", [tmp_path / name for name in names], fmt)
+
+    with pytest.raises(ConfigError, match=r"'b.txt' of .* is not of a known format.*needs fmt="):
+        made("a.jsonl", "b.txt")
+    with pytest.raises(ConfigError, match=r"'d.parquet' of .* is not jsonl"):
+        made("a.jsonl", "d.parquet", fmt="jsonl")
+    with pytest.raises(ConfigError, match="several formats"):
+        made("a.jsonl", "d.parquet")
+    assert made("a.jsonl", "b.txt", "c.txt", fmt="jsonl").total() == 3
+    assert made("a.jsonl", "index.json", "stats.json").total() == 3
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.lz4", "b.JSONL.zip", "b.parquet.gz", "b.npy.zst"])
+@pytest.mark.parametrize("fmt", [None, "jsonl"])
+def test_a_shard_of_an_unknown_compression_is_not_left_out(tmp_path: Path, name: str, fmt: str | None) -> None:
+    _tree(tmp_path, ["a.jsonl", name])
+    with pytest.raises(ConfigError, match=rf"{name}.* is compressed in a way that is not read"):
+        Dataset.from_path("d", tmp_path, fmt)
+
+
+@pytest.mark.parametrize("link", ["b.jsonl", "more"])
+def test_a_broken_link_is_not_left_out(tmp_path: Path, link: str) -> None:
+    _tree(tmp_path, ["a.jsonl"])
+    (tmp_path / link).symlink_to("gone")
+    with pytest.raises(ConfigError, match=rf"{link} is a link to 'gone', which is not there"):
+        Dataset.from_path("d", tmp_path)
+
+
+def test_what_may_be_an_unfinished_shard_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _tree(tmp_path, ["a.jsonl", "README.md", "_SUCCESS", "a.jsonl.md5", "._x.jsonl"])
+    assert Dataset.from_path("d", tmp_path).shard_names == ("a.jsonl",)
+    assert not caplog.messages
+    _tree(tmp_path, ["b.jsonl.tmp", "c.jsonl.gz.6eF4c2A1"])
+    assert Dataset.from_path("d", tmp_path).shard_names == ("a.jsonl",)
+    assert "2 files that are left out by their names" in caplog.messages[0]
+    assert "b.jsonl.tmp, c.jsonl.gz.6eF4c2A1" in caplog.messages[0]
+
+
+def test_a_pattern_is_not_a_path(tmp_path: Path) -> None:
+    _tree(tmp_path, ["a.jsonl"])
+    with pytest.raises(ConfigError, match=r"\*.jsonl does not exist; patterns are not filled in.*glob\.glob"):
+        Dataset.from_path("d", tmp_path / "*.jsonl")
+
+
 def test_memory_shards_are_ordered_by_id() -> None:
     data = Dataset.from_dict(
         "m", {9: InMemoryShard([{"x": 1}]), 2: InMemoryShard([]), 5: InMemoryShard([{"x": 2}] * 3)}
@@ -172,6 +221,11 @@ def test_npy_files_must_be_rows_of_integers_of_one_length(tmp_path: Path) -> Non
         (tmp_path / "c.npy").write_bytes(content)
         with pytest.raises(FormatError, match=rf"c\.npy \({len(content)} bytes\)"):
             Dataset.from_path("d", tmp_path)
+    (tmp_path / "c.npy").write_bytes(whole * 2)
+    with pytest.raises(
+        FormatError, match=rf"c\.npy has {2 * len(whole)} bytes and its array ends at byte {len(whole)}"
+    ):
+        Dataset.from_path("d", tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [">i4", "<u2", "<i8"])

@@ -102,6 +102,16 @@ def test_b009_two_objects_on_a_line(tmp_path: Path) -> None:
         assert "character 14" in str(bad.errors[0])
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"text": "a"}{"text": "b"}', b'{"text": "a"}\r{"text": "b"}\r', b"\0" * 40, b"\xff"]
+)
+def test_b009_a_last_line_that_is_wrong_is_not_called_cut_off(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(RowError) as caught:
+        _all(_file(tmp_path, b'{"text": "z"}\n' + content))
+    assert "cut off" not in str(caught.value)
+    assert caught.value.row == 1
+
+
 def test_b009_an_object_over_two_lines_does_not_make_up_for_it(tmp_path: Path) -> None:
     data = _file(tmp_path, b'{"text":\n"a"}\n{"text": "b"}{"text": "c"}\n{"text": "d"}\n')
     assert data.total() == 4
@@ -233,6 +243,27 @@ def test_b022_an_unreadable_shard_is_found_when_the_dataset_is_made(tmp_path: Pa
             Dataset.from_path("d", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b'{"text": "a"}'), "is gzip data; let its name end in .gz"),
+        ('{"text": "a"}\n'.encode("utf-16"), "is UTF-16 text"),
+        (b"\n <!DOCTYPE html><html>", "is an HTML page"),
+        (b"PAR1\x15\x04", "is a Parquet file"),
+        (b"<?xml version='1.0'?><Error>", "is an XML document"),
+    ],
+)
+def test_b022_a_file_of_another_kind_is_found_when_the_dataset_is_made(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    _file(tmp_path, b'{"text": "a"}\n')
+    for name in ("b.jsonl", "c.jsonl.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        with pytest.raises(FormatError, match=rf"{name} {words}"):
+            Dataset.from_path("d", tmp_path)
+        (tmp_path / name).unlink()
+
+
 def test_b022_a_damaged_row_group_costs_only_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     text = [f"{i} " + os.urandom(3000).hex() for i in range(600)]
@@ -251,6 +282,40 @@ def test_b022_a_damaged_row_group_costs_only_its_rows(tmp_path: Path) -> None:
     with pytest.raises(RowError) as caught:
         data.open().read(0, rows, TEXT)
     assert caught.value.row == 250
+
+
+@pytest.mark.parametrize("kind", ["plain", "nulls", "list", "chat"])
+def test_text_that_is_not_utf_8_costs_only_its_rows(tmp_path: Path, kind: str) -> None:
+    raw = [b"a", b"\xff", b"b", b"c\xc3", b"\xc3\xa9"]
+    text: Any = pa.Array.from_buffers(pa.string(), 5, pa.array(raw).buffers())
+    if kind == "nulls":
+        text = pa.concat_arrays([text, pa.nulls(1, pa.string())])
+    elif kind == "list":
+        text = pa.ListArray.from_arrays(pa.array(range(6), pa.int32()), text)
+    elif kind == "chat":
+        text = pa.ListArray.from_arrays(pa.array(range(6), pa.int32()), pa.StructArray.from_arrays([text], ["content"]))
+    pq.write_table(pa.table({"text": text, "n": range(len(text))}), tmp_path / "a.parquet")
+    data = Dataset.from_path("d", tmp_path)
+    good: list[Any] = ["a", "b", "é"]
+    if kind in ("list", "chat"):
+        good = [[{"content": row}] if kind == "chat" else [row] for row in good]
+    for order, lost, kept in (([0, 1, 2, 3, 4], [1, 3], [0, 1, 2]), ([4, 3, 0, 1], [1, 3], [2, 0])):
+        bad = BadRows()
+        got: Any = data.open().read(0, np.array(order), TEXT, bad)
+        assert to_list(got["text"]) == [good[i] for i in kept]
+        assert bad.rows == lost
+        assert "a.parquet, column 'text' holds text that is not UTF-8" in str(bad.errors[0])
+    assert data.open().read(0, np.array([1, 3]), frozenset({"n"}))["n"].tolist() == [1, 3]
+
+
+def test_two_columns_of_one_name_are_an_error_only_where_wanted(tmp_path: Path) -> None:
+    columns = [pa.array(["a"]), pa.array(["b"]), pa.array([7])]
+    pq.write_table(pa.Table.from_arrays(columns, ["text", "text", "n"]), tmp_path / "a.parquet")
+    data = Dataset.from_path("d", tmp_path)
+    with pytest.raises(RowError, match=r"a\.parquet has 2 columns named 'text'"):
+        _all(data)
+    got: Any = data.open().read(0, np.array([0]), frozenset({"n"}))
+    assert got["n"].tolist() == [7]
 
 
 def test_a_cut_off_compressed_file_is_an_error_with_its_offset(tmp_path: Path) -> None:

@@ -123,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
     """GET and HEAD with ranges, as file servers do."""
 
     files: dict[str, bytes]
+    faults: list[str]
+    """What the next requests meet, one each."""
+    tag = '"1"'
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -133,6 +136,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         content = self.files.get(self.path)
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault.isdigit():
+            self.send_response(int(fault))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         if content is None:
             self.send_response(404)
             self.send_header("Content-Length", "0")
@@ -144,14 +153,19 @@ class _Handler(BaseHTTPRequestHandler):
             part = content[int(first) : int(last) + 1]
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+            if fault == "short":
+                part = part[:-9]
         else:
             self.send_response(200)
-        self.send_header("ETag", f'"{len(content)}"')
+        self.send_header("ETag", self.tag)
         self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(part)))
         self.end_headers()
-        if body:
+        if body and fault == "broken":
+            self.wfile.write(part[: len(part) // 2])
+            self.close_connection = True
+        elif body:
             self.wfile.write(part)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
@@ -159,13 +173,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def web(tmp_path: Path) -> Iterator[str]:
-    files = {
+def handler() -> type[_Handler]:
+    return type("Handler", (_Handler,), {"faults": []})
+
+
+@pytest.fixture
+def web(tmp_path: Path, handler: type[_Handler]) -> Iterator[str]:
+    handler.files = {
         "/data/a.jsonl": LINES,
         "/data/b.jsonl.gz": gzip.compress(LINES),
         "/data/c.parquet": _parquet(tmp_path / "c"),
     }
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"files": files}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/data"
@@ -187,3 +206,63 @@ def test_http(web: str) -> None:
         Dataset.from_path("d", f"{web}/none.jsonl")
     with pytest.raises(FormatError, match="cannot be read"):
         Dataset.from_path("d", "http://127.0.0.1:9/none.jsonl", options={"cache": {"download_retry": 0}})
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["500", "503", "429"],  # the first question of all, about size and ETag
+        ["", "", "short", "short"],
+        ["", "", "broken", "502"],
+    ],
+)
+def test_faults_of_a_moment_are_tried_again(web: str, handler: type[_Handler], faults: list[str]) -> None:
+    handler.faults = list(faults)
+    data = Dataset.from_path("d", f"{web}/a.jsonl")
+    assert _read(data, list(range(300))) == TEXTS
+    assert not handler.faults
+
+
+def test_answers_that_stay_short_are_an_error_with_both_numbers(web: str, handler: type[_Handler]) -> None:
+    handler.faults = ["", "", *["short"] * 20]
+    with pytest.raises(
+        DataChangedError, match=rf"gave {len(LINES) - 9}, .*range 0-{len(LINES)}, which has {len(LINES)}"
+    ):
+        Dataset.from_path("d", f"{web}/a.jsonl")
+
+
+@pytest.mark.parametrize("weak", ["", "W/"])
+def test_a_server_that_does_not_mind_if_match(web: str, handler: type[_Handler], weak: str) -> None:
+    handler.tag = f'{weak}"1"'
+    reader = Dataset.from_path("d", f"{web}/a.jsonl", options={"read_block_bytes": 4096}).open()
+    reader.read(0, np.array([0]), TEXT)
+    handler.files["/data/a.jsonl"] = LINES.replace(b"row 299", b"row 992")
+    handler.tag = f'{weak}"2"'
+    with pytest.raises(DataChangedError, match=r"a\.jsonl was replaced while it was read"):
+        reader.read(0, np.array([299]), TEXT)
+
+
+def test_the_server_s_own_words_are_told(web: str, monkeypatch: pytest.MonkeyPatch, handler: type[_Handler]) -> None:
+    body = (
+        b'<?xml version="1.0"?>\n<Error><Code>RequestTimeTooSkewed</Code><Message>Your clock is off.</Message>'
+        b"<RequestId>7</RequestId></Error>"
+    )
+
+    def refuse(self: Any) -> None:
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    monkeypatch.setattr(handler, "do_GET", refuse)
+    for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("REGION", "r")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", web.removesuffix("/data"))
+    with pytest.raises(FormatError, match=r"403 Forbidden: RequestTimeTooSkewed: Your clock is off\. .*clock of this"):
+        Dataset.from_path("d", "s3://bucket/data")
+
+
+def test_a_folder_named_like_a_file() -> None:
+    obstore.put(memory_store("named"), "out.jsonl/part-0.jsonl", LINES)
+    for url in ("memory://named/out.jsonl", "memory://named/out.jsonl/"):
+        assert Dataset.from_path("d", url).shard_names == ("part-0.jsonl",)

@@ -45,6 +45,28 @@ def store_column(column: pa.ChunkedArray) -> Stored:
     return concat_columns([part for part in parts if not isinstance(part, Objects)])
 
 
+def unsound_rows(column: pa.ChunkedArray) -> dict[int, str]:
+    """Rows with text that is not UTF-8, and what Arrow says of it. Neither writers nor decoders look."""
+    if not _has_text(column.type):
+        return {}
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        n = len(column)
+        if n == 1:
+            return {0: str(error)}
+        halves = ((0, n // 2), (n // 2, n))
+        parts = [(a, column.take(pa.array(range(a, b), pa.int64()))) for a, b in halves]
+        return {a + row: reason for a, part in parts for row, reason in unsound_rows(part).items()}
+    return {}
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
 def stored_bytes(column: Stored) -> int:
     """Memory that a stored column keeps."""
     match column:

@@ -270,11 +270,11 @@ class JsonlReader:
                 return decoder.one(line)
             except json.JSONDecodeError as error:
                 reason = f"{error.msg} at character {error.pos + 1} of the line"
-                if cut:
+                if cut and head.startswith(b"{") and error.msg != "Extra data":
                     reason = f"the file is cut off: it ends at byte {end}, inside this record ({reason})"
             except (ValueError, RecursionError) as error:
                 reason = str(error)
-                if cut and isinstance(error, UnicodeDecodeError):
+                if cut and isinstance(error, UnicodeDecodeError) and error.reason == "unexpected end of data":
                     reason = f"the file is cut off: it ends at byte {end}, inside a character"
         raise RowError(
             f"dataset {self._dataset!r}, shard {shard.name!r}, row {row}: {reason}. In {shard.file.path}, line "

@@ -61,13 +61,18 @@ def _map(store: Store, entry: Entry) -> tuple[File, NDArray[Any]]:
             'options={"cache": {"enabled": True}}'
         )
     try:
-        shape, dtype = _header(path)
+        shape, dtype, begin = _header(path)
         empty = 0 in shape  # nothing to map
         array = np.empty(shape, dtype) if empty else np.asarray(npy_format.open_memmap(path, mode="r"))
     except (ValueError, OSError, EOFError) as error:
         raise FormatError(
             f"{file.path} ({entry.size} bytes) cannot be read as a NumPy array: {error}. Copy or write the file anew"
         ) from error
+    if (stop := begin + array.nbytes) < entry.size:
+        raise FormatError(
+            f"{file.path} has {entry.size} bytes and its array ends at byte {stop}; of several arrays in one file only the "
+            "first would be read. Write a file for each"
+        )
     if array.ndim != 2 or array.dtype.kind not in "iu":
         raise FormatError(
             f"{file.path} holds {array.dtype} {array.shape}; packed rows must be integers [rows, tokens]. "
@@ -76,12 +81,13 @@ def _map(store: Store, entry: Entry) -> tuple[File, NDArray[Any]]:
     return file, array
 
 
-def _header(path: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _header(path: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type, and where the data begin."""
     with open(path, "rb") as file:
         version = npy_format.read_magic(file)
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, _, dtype = read(file)
-    return shape, dtype
+        return shape, dtype, file.tell()
 
 
 class NpyReader:

@@ -22,7 +22,7 @@ from headrace.core.block import Column, Ints, concat_columns, take_column
 from headrace.core.op import BadRows
 from headrace.errors import DataChangedError, FormatError, HeadraceError
 from headrace.io.buffers import BufferPool
-from headrace.io.formats.arrow import Stored, slice_rows, store_column, stored_bytes, take_rows
+from headrace.io.formats.arrow import Stored, slice_rows, store_column, stored_bytes, take_rows, unsound_rows
 from headrace.io.formats.base import Payload, ShardTable, check_shard_rows, map_files, open_limit
 from headrace.io.group_cache import GroupCache
 from headrace.io.options import StoreOptions
@@ -106,6 +106,14 @@ class _Shard:
         return cls(shard, entry, metadata, columns, rows, units, [rows[g] for g in units])
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Decoded columns of neighbouring row groups, and what is wrong with each row whose text is not UTF-8."""
+
+    columns: dict[str, Stored]
+    unsound: dict[int, str]
+
+
 @dataclass(slots=True)
 class _Reading:
     """One call of `read`: rising `rows` of a shard, and what has been got of them so far."""
@@ -145,7 +153,7 @@ class ParquetReader:
         self._files: OrderedDict[int, list[_OpenFile]] = OrderedDict()
         self._threads = options.parquet.use_threads
         cache = options.parquet.rg_cache
-        self._units: GroupCache[dict[str, Stored]] = GroupCache(int(cache.limit_bytes) if cache.enabled else 0)
+        self._units: GroupCache[_Unit] = GroupCache(int(cache.limit_bytes) if cache.enabled else 0)
         self._shards: GroupCache[_Shard] = GroupCache(_METADATA_BYTES)
         if options.arrow.cpu_threads is not None:
             pa.set_cpu_count(options.arrow.cpu_threads)
@@ -177,10 +185,10 @@ class ParquetReader:
         """Rows `a:b` of the reading, which lie in these row groups. A damaged group costs its own rows only."""
         opened, start = reading.shard, reading.shard.rows[groups.start]
         try:
-            stored = self._decoded(opened, groups, reading.fields, b - a)
+            unit = self._decoded(opened, groups, reading.fields, b - a)
         except FormatError as error:
             if len(groups) == 1:
-                reading.errors += self._row_errors(reading, error, a, b)
+                reading.errors += self._row_errors(reading, error, range(a, b))
                 return
             for g in groups:
                 c = a + int(np.searchsorted(reading.rows[a:b], opened.rows[g + 1]))
@@ -188,20 +196,35 @@ class ParquetReader:
                     self._gather(reading, a, c, range(g, g + 1))
                 a = c
             return
-        if reading.run:
+        if reading.run and not unit.unsound:
             first = int(reading.rows[a]) - start
-            reading.parts.append({k: slice_rows(c, first, first + b - a, self._pool) for k, c in stored.items()})
-        else:
-            local = reading.rows[a:b] - start
-            reading.parts.append({k: take_rows(c, local) for k, c in stored.items()})
+            reading.parts.append({k: slice_rows(c, first, first + b - a, self._pool) for k, c in unit.columns.items()})
+            return
+        local = reading.rows[a:b] - start
+        if unit.unsound:
+            local = self._leave_out_unsound(reading, unit, local, a)
+        if len(local):
+            reading.parts.append({k: take_rows(c, local) for k, c in unit.columns.items()})
 
-    def _row_errors(self, reading: _Reading, error: FormatError, a: int, b: int) -> list[RowError]:
-        """A row group that cannot be decoded is an error of each row wanted from it."""
+    def _leave_out_unsound(self, reading: _Reading, unit: _Unit, local: Ints, a: int) -> Ints:
+        """Errors for the rows of the unit that have no value; the others."""
+        sound = np.array([row not in unit.unsound for row in local.tolist()], np.bool_)
         path = self._store.path(reading.shard.entry.name)
-        positions = np.arange(a, b) if reading.order is None else reading.order[a:b]
+        for i in np.flatnonzero(~sound).tolist():
+            error = FormatError(
+                f"{path}, {unit.unsound[int(local[i])]}. Write it anew (as binary, if it is not text), or read on without the row "
+                'with on_error="skip"'
+            )
+            reading.errors += self._row_errors(reading, error, range(a + i, a + i + 1))
+        return local[sound]
+
+    def _row_errors(self, reading: _Reading, error: FormatError, at: range) -> list[RowError]:
+        """One error for each of these rows wanted."""
+        path, taken = self._store.path(reading.shard.entry.name), slice(at.start, at.stop)
+        positions = np.asarray(at) if reading.order is None else reading.order[taken]
         return [
             RowError(f"dataset {self._dataset!r}, row {row}: {error}", row=row, path=path, position=position)
-            for row, position in zip(reading.rows[a:b].tolist(), positions.tolist(), strict=True)
+            for row, position in zip(reading.rows[taken].tolist(), positions.tolist(), strict=True)
         ]
 
     def close(self) -> None:
@@ -246,27 +269,36 @@ class ParquetReader:
             while sum(map(len, self._files.values())) > self._limit:
                 self._files.popitem(last=False)
 
-    def _decoded(self, opened: _Shard, groups: range, fields: frozenset[str] | None, served: int) -> dict[str, Stored]:
+    def _decoded(self, opened: _Shard, groups: range, fields: frozenset[str] | None, served: int) -> _Unit:
         """Wanted columns of neighbouring row groups, from the cache or the file."""
 
-        def decode() -> tuple[dict[str, Stored], int, int]:
-            stored = self._decode(opened, groups, fields)
-            size = sum(stored_bytes(column) for column in stored.values())
-            return stored, size, opened.rows[groups.stop] - opened.rows[groups.start]
+        def decode() -> tuple[_Unit, int, int]:
+            unit = self._decode(opened, groups, fields)
+            size = sum(stored_bytes(column) for column in unit.columns.values())
+            return unit, size, opened.rows[groups.stop] - opened.rows[groups.start]
 
         return self._units.get((opened.shard, groups.start, groups.stop, fields), served, decode)
 
-    def _decode(self, opened: _Shard, groups: range, fields: frozenset[str] | None) -> dict[str, Stored]:
+    def _decode(self, opened: _Shard, groups: range, fields: frozenset[str] | None) -> _Unit:
         """Decode the wanted columns."""
         wanted = [name for name in opened.columns if fields is None or name in fields]
         if not wanted:
-            return {}
+            return _Unit({}, {})
         path = self._store.path(opened.entry.name)
+        if twice := next((name for name in wanted if wanted.count(name) > 1), None):
+            raise FormatError(
+                f"{path} has {wanted.count(twice)} columns named {twice!r}. Write it anew with one of them"
+            )
         try:
             file = self._take_file(opened)
             table = file.parquet.read_row_groups(list(groups), columns=wanted, use_threads=self._threads)
             self._give_file(opened.shard, file)
-            return {name: store_column(table.column(name)) for name in wanted}
+            unsound = {
+                row: f"column {name!r} holds text that is not UTF-8 ({reason})"
+                for name in wanted
+                for row, reason in unsound_rows(table.column(name)).items()
+            }
+            return _Unit({name: store_column(table.column(name)) for name in wanted}, unsound)
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, HeadraceError):
                 raise
