@@ -27,12 +27,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import MISSING, Block, Text
-from headrace.core.stack import Stacked, padding_lengths, segment_starts, stack_rows
-from headrace.core.tokens import HIDDEN, POSITIONS, TOKEN_FIELDS
+from headrace.core.block import MISSING, Block, Column, Text
+from headrace.core.exact import Exactly, exactly, first_changed, up_to
+from headrace.core.stack import Stacked, lacking, padding_lengths, segment_starts, stack_rows
+from headrace.core.tokens import HIDDEN, LOSS_MASK, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError, DataError, PayloadTypeError, UnknownOptionError
 
-_LOSS_MASK: Final = "loss_mask"
+_LABELS: Final = "labels"
 _INT32_MAX: Final = (1 << 31) - 1
 
 
@@ -90,7 +91,7 @@ class TrainingOptions:
                 raise ConfigError(f"to_training: {name}=True speaks of labels; pass return_labels=True as well")
         if self.eos_mask_loss and self.eos_token_id is None:
             raise ConfigError("to_training: eos_mask_loss=True needs eos_token_id")
-        if self.return_labels and _LOSS_MASK in self.extra_fields:
+        if self.return_labels and LOSS_MASK in self.extra_fields:
             raise ConfigError(
                 "to_training: with return_labels=True the loss_mask field rules out labels; take it out of extra_fields "
                 "(return_loss_mask=True returns the result)"
@@ -148,6 +149,8 @@ def _plain(block: Block) -> dict[str, Any] | None:
     tokens = columns.get(TOKEN_FIELDS[0])
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 2 or not len(tokens):
         return None
+    if tokens.dtype.kind != "i" and not np.can_cast(tokens.dtype, np.int64):  # floats and uint64 have to be looked at
+        return None
     values = tokens.astype(np.int64)
     shown = _torch().from_numpy(values) if _torch_installed() else values
     return {"ids": _ids(block), "texts": [""] * len(tokens), TOKEN_FIELDS[0]: shown}
@@ -159,13 +162,20 @@ class _Assembly:
     def __init__(self, block: Block, options: TrainingOptions) -> None:
         self.options = options
         self.block = _named_payload(block)
-        self.names = _first_names(self.block)
+        self.names = _names(self.block)
         self.tokens_name = self._find_tokens()
         stacked = stack_rows(self.block, self.tokens_name, is_tokens=True)
         self.stacked: Stacked = stacked
         self.tokens = stacked.values
-        if self.tokens.dtype.kind == "f" and (options.return_labels or not _wants_floats(options.dtype)):
-            _refuse_fractions(self.block, self.tokens_name, self.tokens)
+        if options.return_labels:
+            self._refuse_changes(self.tokens_name, self.tokens, np.dtype(np.int64))
+            if _LABELS in self.names:
+                warnings.warn(
+                    "to_training: the records' own 'labels' are not read; return_labels=True makes labels of the tokens. What must "
+                    "not be learned, say with a loss_mask",
+                    UserWarning,
+                    stacklevel=4,
+                )
         self.rows, self.full = self.tokens.shape
         self.width = self.full - 1 if options.return_labels else self.full
         self.labels: NDArray[np.int64] | None = None
@@ -174,20 +184,20 @@ class _Assembly:
         """Every key, in the order of the documentation."""
         options = self.options
         out: dict[str, Any] = {"ids": _ids(self.block), "texts": _texts(self.block)}
-        out["input_ids"] = self._emit(self.tokens[:, : self.width], tokens=True)
+        out["input_ids"] = self._emit(self.tokens_name, self.tokens[:, : self.width], tokens=True)
         if options.return_labels:
             self.labels = self._masked_labels()
-            out["labels"] = self._emit(self.labels, tokens=True, owned=True)
+            out[_LABELS] = self._emit(_LABELS, self.labels, tokens=True, owned=True)
         self._add_positions(out)
-        if not options.return_labels and _LOSS_MASK in self.names:
-            out[_LOSS_MASK] = self._field(_LOSS_MASK)
+        if not options.return_labels and LOSS_MASK in self.names:
+            out[LOSS_MASK] = self._field(LOSS_MASK)
         self._add_masks(out)
         if options.return_cu_seqlens:
             out["cu_seqlens"], out["max_seqlen"] = self._cumulative_lengths()
         if options.return_document_ids:
             out["document_ids"] = self._finish(self._document_ids(), None)
         for name in options.extra_fields:
-            if name == _LOSS_MASK:
+            if name == LOSS_MASK:
                 continue
             if name in out:
                 raise ConfigError(
@@ -209,8 +219,7 @@ class _Assembly:
         if asked == "auto":
             found = next((name for name in TOKEN_FIELDS if name in self.names), None)
         else:
-            column = self.block.column(asked)
-            found = None if isinstance(column, list) and column[0] is MISSING else asked
+            found = asked if _is_there(self.block.column(asked)) else None
         if found is None:
             looked = ", ".join(TOKEN_FIELDS) if asked == "auto" else asked
             raise DataError(
@@ -225,8 +234,8 @@ class _Assembly:
         ignore = options.ignore_index
         if self.padding is not None:
             labels[np.arange(self.width) >= (self.width - self.padding)[:, None]] = ignore
-        if _LOSS_MASK in self.names:
-            labels[self._per_token(_LOSS_MASK)[:, 1:] == 0] = ignore
+        if LOSS_MASK in self.names:
+            labels[self._per_token(LOSS_MASK)[:, 1:] == 0] = ignore
         if options.eos_mask_loss:
             labels[tokens[:, :-1] == options.eos_token_id] = ignore
         if options.mask_document_boundaries:
@@ -236,7 +245,7 @@ class _Assembly:
     def _add_positions(self, out: dict[str, Any]) -> None:
         if self.options.position_mode == "sequence":
             positions = np.broadcast_to(np.arange(self.width, dtype=np.int32), (self.rows, self.width))
-            out[POSITIONS] = self._emit(positions)
+            out[POSITIONS] = self._emit(POSITIONS, positions)
         elif POSITIONS in self.names:
             out[POSITIONS] = self._field(POSITIONS)
 
@@ -245,7 +254,7 @@ class _Assembly:
         if self.labels is not None and (options.return_loss_mask or options.return_num_valid_tokens):
             valid = self.labels != options.ignore_index
             if options.return_loss_mask:
-                out[_LOSS_MASK] = self._finish(valid.astype(np.float32), None)
+                out[LOSS_MASK] = self._finish(valid.astype(np.float32), None)
             if options.return_num_valid_tokens:
                 out["num_valid_tokens"] = int(np.count_nonzero(valid))
         if options.return_padding_mask:
@@ -291,18 +300,46 @@ class _Assembly:
         return values
 
     def _field(self, name: str) -> Any:
-        return self._emit(self._per_token(name)[:, : self.width])
+        return self._emit(name, self._per_token(name)[:, : self.width])
 
-    def _emit(self, values: NDArray[Any], tokens: bool = False, owned: bool = False) -> Any:
+    def _emit(self, name: str, values: NDArray[Any], tokens: bool = False, owned: bool = False) -> Any:
         """A stacked field in the type asked for, as memory of its own."""
         dtype = self.options.dtype
         if isinstance(dtype, str) and dtype == "auto":
-            dtype = np.int64 if tokens else values.dtype
+            dtype = np.dtype(np.int64) if tokens else values.dtype
+            self._refuse_changes(name, values, dtype)
             values = values if owned and values.dtype == dtype else values.astype(dtype)
             return self._finish(values, None)
-        if dtype is None or _is_torch(dtype):
+        if dtype is None:
+            return self._finish(values if owned else values.copy(), None)
+        if _is_torch(dtype):
+            self._refuse_changes(name, values, dtype)
             return self._finish(values if owned else values.copy(), dtype)
+        self._refuse_changes(name, values, _numpy_dtype(dtype))
         return self._finish(values.astype(_numpy_dtype(dtype)), dtype)
+
+    def _refuse_changes(self, name: str, values: NDArray[Any], dtype: Any) -> None:
+        """DataError for numbers that a cast to `dtype` would make others of."""
+        if isinstance(dtype, np.dtype):
+            if values.dtype == dtype or (
+                np.can_cast(values.dtype, dtype) and dtype.kind != "f"
+            ):  # int64 "fits" float64
+                return
+            changed = first_changed(values, exactly(dtype))
+        else:
+            changed = first_changed(values, _held_by_torch(dtype))
+        if changed is None:
+            return
+        row, place = divmod(changed, values.shape[1])
+        remedy = (
+            "name another type with dtype=" if values.dtype.kind in "iu" else "name a floating-point type with dtype="
+        )
+        if name == self.tokens_name and values.dtype.kind == "f":
+            remedy = "token ids are whole numbers; name another field with tokens_field="
+        raise DataError(
+            f"to_training: {name!r} of row {row} of the batch (sample {_ids(self.block)[row]}) holds {values[row, place]}, which "
+            f"does not fit {dtype}; {remedy}"
+        )
 
     def _finish(self, values: NDArray[Any], dtype: Any, shaped: bool = False) -> Any:
         """Flat if asked for, and a tensor, an array or a list. `dtype` casts a tensor; None keeps the type."""
@@ -332,23 +369,15 @@ def _named_payload(block: Block) -> Block:
     return block.with_columns({TOKEN_FIELDS[0]: block.rows})
 
 
-def _refuse_fractions(block: Block, name: str, tokens: NDArray[Any]) -> None:
-    """DataError for token ids that a cast to integers would change."""
-    wrong = tokens != np.floor(tokens)
-    if wrong.any():
-        row, place = (int(i) for i in np.argwhere(wrong)[0])
-        raise DataError(
-            f"to_training: {name!r} of row {row} of the batch (sample {_ids(block)[row]}) holds {tokens[row, place]}, and token "
-            "ids are whole numbers; name another field with tokens_field=, or a floating-point dtype"
-        )
-
-
-def _first_names(block: Block) -> frozenset[str]:
-    """Fields of the first record."""
+def _names(block: Block) -> frozenset[str]:
+    """Fields that any record has: one that only some have is an error where it is needed, never left out."""
     if block.rows is not None:
-        return frozenset(block.rows[0])
-    columns = block.columns or {}
-    return frozenset(n for n, column in columns.items() if not (isinstance(column, list) and column[0] is MISSING))
+        return frozenset[str]().union(*block.rows)
+    return frozenset(name for name, column in (block.columns or {}).items() if _is_there(column))
+
+
+def _is_there(column: Column) -> bool:
+    return not isinstance(column, list) or lacking(column) < len(column)
 
 
 def _ids(block: Block) -> list[tuple[int, int, int]]:
@@ -369,7 +398,7 @@ def _nothing(options: TrainingOptions) -> dict[str, Any]:
     out: dict[str, Any] = {"ids": [], "texts": [], "input_ids": []}
     wanted = {
         "labels": options.return_labels,
-        _LOSS_MASK: options.return_loss_mask,
+        LOSS_MASK: options.return_loss_mask,
         "padding_mask": options.return_padding_mask,
         "document_ids": options.return_document_ids,
     }
@@ -421,15 +450,15 @@ def _torch() -> Any:
     return torch
 
 
-def _wants_floats(dtype: Any) -> bool:
-    """Whether the user named a type that keeps fractions."""
-    if dtype is None:
-        return True
-    if isinstance(dtype, str) and dtype == "auto":
-        return False
-    if _is_torch(dtype):
-        return bool(getattr(dtype, "is_floating_point"))  # noqa: B009  a torch dtype, whose type is not known here
-    return _numpy_dtype(dtype).kind == "f"
+def _held_by_torch(dtype: Any) -> Exactly:
+    """What a torch type holds as it is."""
+    torch = _torch()
+    if dtype is torch.bool:
+        return Exactly(0, 1, False)
+    if dtype.is_floating_point or dtype.is_complex:
+        return up_to(int(2 / torch.finfo(dtype).eps))
+    limits = torch.iinfo(dtype)
+    return Exactly(int(limits.min), int(limits.max), False)
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:

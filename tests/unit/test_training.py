@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.core.block import Block, Origin, Ragged, Text, concat_blocks
 from headrace.errors import ConfigError, DataError, PayloadTypeError, UnknownOptionError
 from headrace.ops.pack.flat import PackFlat
+from headrace.run.uneven import masked
 from headrace.types import SampleBatch, SampleMeta, SampleRecord
 
 
@@ -226,6 +227,120 @@ def test_positions_can_be_replaced() -> None:
     )
     assert out["positions"].tolist() == [[0, 1, 2]]
     assert out["cu_seqlens"].tolist() == [[0, 2, 3]]  # from the segments, not from what replaced them
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_padding_is_one_segment_whatever_its_positions(flatten: bool) -> None:
+    """Zeros in the positions of padding begin no documents, and a row of padding begins with itself."""
+    positions = np.array([[0, 1, 0, 0], [5, 6, 0, 1], [0, 1, 2, 3]])
+    rows = block(
+        3, {"input_ids": np.ones((3, 4), np.int32), "positions": positions, "_padding": np.array([2, 4, 0], np.int32)}
+    )
+    out = training(rows, return_cu_seqlens=True, return_document_ids=True, flatten=flatten)
+    if flatten:
+        assert out["cu_seqlens"].tolist() == [0, 2, 4, 8, 12] and out["max_seqlen"] == 4
+        assert out["document_ids"].tolist() == [0, 0, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1]
+    else:
+        assert out["cu_seqlens"].tolist() == [[0, 2, 4], [0, 4, 4], [0, 4, 4]]
+        assert out["max_seqlen"].tolist() == [2, 4, 4]
+
+
+def test_a_batch_that_only_fills_a_step_has_segments_too() -> None:
+    rows = masked(concat_blocks([packed([1, 2], [3], length=4), packed([4, 5, 6, 7], length=4)]), 0)
+    out = training(rows, return_cu_seqlens=True, flatten=True, return_labels=True, mask_document_boundaries=True)
+    assert out["cu_seqlens"].tolist() == [0, 3, 6] and out["max_seqlen"] == 3
+    assert set(out["labels"].tolist()) == {-100}
+
+
+def test_padding_in_front_is_an_error_where_padding_matters() -> None:
+    """B061: its labels would count."""
+    mask = np.array([[1, 1, 1, 0], [0, 0, 1, 1]])
+    rows = block(2, {"input_ids": np.array([[3, 4, 5, 0], [0, 0, 5, 6]]), "attention_mask": mask})
+    with pytest.raises(
+        DataError, match=r"'attention_mask' begins with 2 zeros.* \(row 1 of the batch.*pad rows at their end"
+    ):
+        training(rows, return_labels=True)
+    with pytest.raises(DataError, match="begins with 2 zeros"):
+        training(rows, return_padding_mask=True)
+    assert training(rows)["input_ids"].shape == (2, 4)
+
+
+def test_masks_and_positions_may_be_arrays_of_python_records() -> None:
+    rows = [
+        {"input_ids": np.arange(4), "attention_mask": np.array([1, 1, 1, 0]), "positions": np.array([0, 1, 0, 1])}
+    ] * 2
+    out = records(*rows).to_training(return_labels=True, mask_document_boundaries=True, dtype=None)
+    assert out["labels"] == [[1, -100, -100]] * 2
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+@pytest.mark.parametrize("as_columns", [True, False])
+@pytest.mark.parametrize("field", ["loss_mask", "positions", "attention_mask"])
+def test_a_mask_that_some_records_lack_is_an_error_whichever_lack_it(field: str, as_columns: bool, lacks: int) -> None:
+    """B062: a mask of the second record alone was not read, and all its labels counted."""
+    payloads: list[dict[str, Any]] = [{"input_ids": [1, 2, 3], field: [0, 1, 1]} for _ in range(2)]
+    del payloads[lacks][field]
+    batch = records(*payloads)
+    if as_columns:
+        batch = SampleBatch.from_block(block(2, batch.block.as_columns()))
+    with pytest.raises(DataError, match=rf"field '{field}' is missing \(row {lacks} of the batch"):
+        batch.to_training(return_labels=True, dtype=None)
+
+
+def test_labels_of_the_records_own_are_not_read_and_that_is_said() -> None:
+    with pytest.warns(UserWarning, match="own 'labels' are not read.*loss_mask"):
+        out = records({"input_ids": [1, 2], "labels": [-100, 2]}).to_training(return_labels=True, dtype=None)
+    assert out["labels"] == [[2]]
+    own = records({"input_ids": [1, 2], "labels": [-100, 2]}).to_training(extra_fields=("labels",), dtype=None)
+    assert own["labels"] == [[-100, 2]]
+
+
+NOT_IN_THE_TYPE: list[tuple[Any, dict[str, Any], str]] = [
+    (np.array([[1, 70000]]), {"dtype": np.int16}, "'input_ids' of row 0.* holds 70000, which does not fit int16"),
+    (np.array([[1, 2]]), {"dtype": np.uint16, "return_labels": True, "eos_mask_loss": True, "eos_token_id": 1},
+     "'labels' of row 0.* holds -100, which does not fit uint16"),
+    (np.array([[1, 2049]]), {"dtype": np.float16}, "holds 2049, which does not fit float16"),
+    (np.array([[1, (1 << 53) + 1]]), {"dtype": np.float64}, "which does not fit float64"),
+    (np.array([[1, 2]]), {"dtype": np.bool_}, "holds 2, which does not fit bool"),
+    (np.array([[1, 1 << 63]], np.uint64), {}, "holds 9223372036854775808, which does not fit int64"),
+    (np.array([[1, 1 << 63]], np.uint64), {"return_labels": True}, "which does not fit int64"),
+    (np.array([[1.5, 2]]), {}, "holds 1.5, .*token ids are whole numbers"),
+    (np.array([[1, np.nan]]), {}, "holds nan, .*token ids are whole numbers"),
+    (np.array([[1, np.inf]]), {}, "holds inf, .*token ids are whole numbers"),
+    (np.array([[1, 2.0**63]]), {}, "which does not fit int64"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokens", "options", "words"), NOT_IN_THE_TYPE, ids=lambda value: str(value)[:40])
+def test_a_type_that_would_change_a_number_is_an_error(tokens: Any, options: dict[str, Any], words: str) -> None:
+    """B007: casts wrap around, round and cut without a word."""
+    with pytest.raises(DataError, match=words):
+        training(block(1, {"input_ids": tokens}), **options)
+
+
+def test_types_that_hold_the_numbers_are_given() -> None:
+    columns = {
+        "input_ids": np.array([[1, 2048, 255]]),
+        "weight": np.array([[0.1, 1, 2]]),
+        "mask": np.ones((1, 3), bool),
+    }
+    out = training(block(1, columns), dtype=np.float16, extra_fields=("weight", "mask"))
+    assert out["input_ids"].tolist() == [[1, 2048, 255]] and out["weight"].dtype == out["mask"].dtype == np.float16
+    with pytest.raises(
+        DataError, match=r"'weight' of row 0.*holds 0.1, which does not fit int32; name a floating-point type"
+    ):
+        training(block(1, columns), dtype=np.int32, extra_fields=("weight",))
+    whole = training(block(1, {"input_ids": np.array([[1.0, 2.0**62]])}))
+    assert whole["input_ids"].tolist() == [[1, 1 << 62]]
+
+
+def test_types_of_torch_are_looked_at_as_well() -> None:
+    torch = pytest.importorskip("torch")
+    small, large = (block(1, {"input_ids": np.array([[1, last]])}) for last in (1, 1001))
+    for dtype in (torch.bfloat16, torch.int8, torch.bool):
+        assert SampleBatch.from_block(small).to_training(dtype=dtype)["input_ids"].dtype == dtype
+        with pytest.raises(DataError, match=f"holds 1001, which does not fit {dtype}"):
+            SampleBatch.from_block(large).to_training(dtype=dtype)
 
 
 def test_a_row_of_nothing_but_padding() -> None:

@@ -37,7 +37,7 @@ def stack_rows(block: Block, name: str, is_tokens: bool = False) -> Stacked:
     if (lengths == width).all():
         return Stacked(ragged.flat.reshape(len(lengths), width), None)
     pad_ids = block.column(PAD_TOKEN_ID)
-    if isinstance(pad_ids, list) and MISSING in pad_ids:
+    if isinstance(pad_ids, list) and lacking(pad_ids):
         low = int(np.argmin(lengths))
         raise _error(
             block,
@@ -79,10 +79,10 @@ def padding_lengths(block: Block, width: int, tokens: Stacked) -> NDArray[np.int
     """Padding tokens at the end of each row, int64 `[B]`; None if there is none.
 
     From the `_padding` column, from lengths padded here, from the spans of packed rows, or from trailing zeros of an
-    attention mask, whichever is there first.
+    attention mask, whichever is there first. Padding in front of a row is a DataError.
     """
     column = block.column(PADDING)
-    if not isinstance(column, list) or MISSING not in column:
+    if not isinstance(column, list) or not lacking(column):
         padding = np.asarray(column, np.int64)
     elif tokens.lengths is not None:
         padding = width - tokens.lengths
@@ -106,14 +106,28 @@ def padding_lengths(block: Block, width: int, tokens: Stacked) -> NDArray[np.int
 
 def _masked_tail(block: Block, width: int) -> NDArray[np.int64] | None:
     column = block.column(_ATTENTION_MASK)
-    if isinstance(column, list) and (not column or MISSING in column):
+    if isinstance(column, list) and lacking(column) == len(column):
         return None
     mask = stack_rows(block, _ATTENTION_MASK).values
-    if mask.shape[1] != width:
+    if not width or mask.shape[1] != width:
         return None
     seen = mask[:, ::-1] != 0
     padding = np.where(seen.any(axis=1), seen.argmax(axis=1), width)
+    in_front = ~seen[:, -1] & (padding < width)
+    if in_front.any():
+        row = int(np.argmax(in_front))
+        raise _error(
+            block,
+            row,
+            f"{_ATTENTION_MASK!r} begins with {int((mask[row] != 0).argmax())} zeros, which is padding in front of the row",
+            "pad rows at their end; or take the field out, and give a loss_mask that is 0 on padding",
+        )
     return padding if padding.any() else None
+
+
+def lacking(column: list[Any]) -> int:
+    """Rows without the field."""
+    return sum(value is MISSING for value in column)  # not `in`: an array has no single truth
 
 
 def _row_sums(block: Block) -> NDArray[np.int64]:
@@ -138,7 +152,7 @@ def segment_starts(block: Block, width: int, padding: NDArray[np.int64] | None) 
         starts[row, begin - base[row]] = True
     else:
         column = block.column(POSITIONS)
-        if isinstance(column, list) and MISSING in column:
+        if isinstance(column, list) and lacking(column):
             raise _error(
                 block,
                 0,
@@ -148,16 +162,18 @@ def segment_starts(block: Block, width: int, padding: NDArray[np.int64] | None) 
         positions = stack_rows(block, POSITIONS).values
         if positions.shape[1] != width:
             raise _error(block, 0, f"{positions.shape[1]} positions for {width} tokens", "positions need one per token")
-        starts = positions == 0
-        if not starts[:, 0].all():
-            row = int(np.argmin(starts[:, 0]))
+        inside = np.arange(width) < (width - pads)[:, None]
+        starts = (positions == 0) & inside
+        late = inside[:, :1] & ~starts[:, :1]
+        if late.any():
+            row = int(late.any(axis=1).argmax())
             raise _error(
                 block,
                 row,
                 f"positions begin with {positions[row, 0]}",
                 "document boundaries are read from positions that start at zero in every row",
             )
-    padded = np.flatnonzero((pads > 0) & (pads < width))
+    padded = np.flatnonzero(pads)
     starts[padded, width - pads[padded]] = True
     return starts
 

@@ -21,6 +21,8 @@ TOKEN_FIELDS: Final = ("input_ids", "tokens", "token_ids", "ids")
 """Where token ids are looked for, in this order, with `tokens_field="auto"`."""
 
 POSITIONS: Final = "positions"
+LOSS_MASK: Final = "loss_mask"
+"""One number per token; the label of a token with 0 does not count."""
 PADDING: Final = "_padding"
 PAD_TOKEN_ID: Final = "_pad_token_id"
 HIDDEN: Final = frozenset({PADDING, PAD_TOKEN_ID})

@@ -47,6 +47,31 @@ def test_scalars_mappings_and_none_are_dropped() -> None:
     assert set(block.columns) == {"input_ids", "positions", "_padding"}
 
 
+@pytest.mark.parametrize("mask", ["011", 1, [[0], [1]], [None, 1], {"a": 1}], ids=str)
+@pytest.mark.parametrize("before", [None, "nothing", []])
+def test_a_mask_of_another_kind_is_an_error(mask: Any, before: Any) -> None:
+    """B062: without it every label would count."""
+    first = {"input_ids": [] if before == [] else [1, 2], "loss_mask": before}
+    if before == "nothing":
+        first.pop("loss_mask")
+    with pytest.raises(
+        RecordError, match=r"field 'loss_mask' holds a \w+, and a mask is one number per token .*row 1\)"
+    ):
+        packed(first, {"input_ids": [1, 2], "loss_mask": mask})
+
+
+def test_a_mask_of_none_is_no_mask() -> None:
+    block = packed({"input_ids": [1, 2], "loss_mask": None}, {"input_ids": [3, 4], "loss_mask": None})
+    assert set(block.columns) == {"input_ids", "positions", "_padding"}
+
+
+def test_token_ids_of_another_shape_are_named() -> None:
+    with pytest.raises(RecordError, match=r"field 'input_ids' holds a ndarray of shape \(1, 3\), and token ids are"):
+        packed({"input_ids": np.array([[1, 2, 3]])})
+    with pytest.raises(RecordError, match="field 'codes' holds a str, and token ids are"):
+        packed({"input_ids": [1], "codes": "abc"}, tokens_field="codes")
+
+
 def test_aligned_fields_are_packed_alike_and_padded_with_zero() -> None:
     block = packed(
         {"input_ids": [5, 6, 7], "loss_mask": [True, False, True], "weight": np.array([0.5, 1, 2], np.float16)},

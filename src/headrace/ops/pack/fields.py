@@ -3,7 +3,8 @@
 * The token field is named, or the first of `input_ids`, `tokens`, `token_ids`, `ids`.
 * Every other field that holds a sequence of numbers is **aligned**: it must have one value per token and is packed like
   the tokens (`attention_mask`, `loss_mask`, ...). A different length is an error that names the field.
-* Everything else is dropped: text, bytes, scalars, lists of strings, mappings, None.
+* Everything else is dropped: text, bytes, scalars, lists of strings, mappings, None. A `loss_mask` of such a kind (other than
+  None) is an error: without it every label would count.
 
 The first record of the stream (or after a flush) decides the token field; the first one that has tokens decides the others
 and all types, because an empty list says nothing about its kind. Both are part of the state, so that a resumed run judges
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from headrace.core.block import MISSING, Block, Column, Drop, Ints, Ragged, Text
 from headrace.core.tokens import (
     HIDDEN,
+    LOSS_MASK,
     POSITIONS,
     TOKEN_FIELDS,
     column_lengths,
@@ -115,13 +117,16 @@ class AlignedFields:
         return columns
 
     def _refuse_others(self, block: Block, columns: dict[str, Column]) -> None:
-        """RecordError for numbers in a field that the record which decided the fields did not have."""
+        """RecordError for numbers in a field that the record which decided the fields did not have, and for a mask of none."""
         for name, column in columns.items():
             if name not in self.dtypes and name not in HIDDEN:
                 row = _first_numbers(column)
                 if row is not None:
                     message = f"field {name!r} appears in some records only"
                     raise _error(block, row, message, "give all records the same fields")
+                if name == LOSS_MASK and (row := _first_value(column)) is not None:
+                    message = f"field {name!r} holds {_kind(column, row)}, and a mask is one number per token"
+                    raise _error(block, row, message, "mend the record, or remove the field before packing")
 
     def _learned(self) -> bool:
         return bool(self.tokens) and self.dtypes[self.tokens] is not None
@@ -132,6 +137,7 @@ class AlignedFields:
         name = find_tokens_field(first) if self._asked == "auto" else self._asked
         column = [None] if name is None else block.column(name)
         if name is None or (isinstance(column, list) and not is_sequence(column[0])):
+            self._refuse_kind(block, columns)
             looked = " or ".join(TOKEN_FIELDS) if self._asked == "auto" else repr(self._asked)
             has = ", ".join(sorted(columns)) or "no fields"
             raise _error(
@@ -143,6 +149,14 @@ class AlignedFields:
         self.tokens = name
         self.dtypes = dict.fromkeys([name])
         return name
+
+    def _refuse_kind(self, block: Block, columns: dict[str, Column]) -> None:
+        """RecordError if the first record has a token field, but not of numbers one after the other."""
+        name = find_tokens_field(columns) if self._asked == "auto" else self._asked
+        column = block.column(name) if name is not None else []
+        if isinstance(column, list) and column and column[0] is not MISSING:
+            message = f"field {name!r} holds {_kind(column, 0)}, and token ids are numbers one after the other"
+            raise _error(block, 0, message, "tokenize before packing, or name the field with tokens_field=")
 
     def _learn(self, block: Block, columns: dict[str, Column], row: int) -> None:
         """Names and types of the packed fields, from a record with tokens."""
@@ -219,6 +233,29 @@ def _first_numbers(column: Column) -> int | None:
     if isinstance(column, list):
         return next((row for row, value in enumerate(column) if holds_numbers(value)), None)
     return 0 if _is_numbers(column, 0) else None
+
+
+def _first_value(column: Column) -> int | None:
+    """The first record with anything in the field but None or an empty sequence."""
+    if not isinstance(column, list):
+        return 0
+    return next(
+        (row for row, v in enumerate(column) if v is not None and v is not MISSING and not is_sequence(v)), None
+    )
+
+
+def _kind(column: Column, row: int) -> str:
+    """What a field holds that holds no sequence of numbers."""
+    match column:
+        case Text():
+            return "text"
+        case list():
+            shape = getattr(column[row], "shape", None)
+            return f"a {type(column[row]).__name__}" + (f" of shape {tuple(shape)}" if shape else "")
+        case Ragged():
+            return "numbers"
+        case _:
+            return f"an array of shape {column.shape[1:]} per record"
 
 
 def _first_odd(column: Sequence[Any]) -> int:
