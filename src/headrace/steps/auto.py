@@ -9,83 +9,43 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from sys import getsizeof
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 from headrace.run.executor import Paced, WorkerStatistics
 from headrace.run.task import SLICE
+from headrace.steps.evidence import LARGE, LOOKS, Evidence, Verdict
 from headrace.steps.source import IterableSource
 
 Lists = Generator[list[Any], None, None]
 
-FACTOR = 2.0
 _FIXED = 0.5e-6  # seconds of bookkeeping an item in a batch of many
 _MESSAGE = 20e-6  # seconds a message; a batch holds items for about 5 ms, so small items share it
-_ENOUGH_SECONDS = 0.02  # of work, to decide, in so many stretches at least
-_STRETCHES = 8
 _CLEAR = 8.0  # times what would do: a case that needs no further evidence than the next two lines
 _CLEAR_SECONDS = 0.002
 _CLEAR_STRETCHES = 4
-_AT_MOST_SECONDS = 0.1
-_ENOUGH_ITEMS = 256
-_LARGE = 1 << 16  # bytes; keeping many of such outputs makes every next one take cold memory, and look dear
 _PATIENCE = 0.1  # seconds of work between two thoughts about whether staying still pays
+_REPEATS = 3
+_OUTPUTS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The decision and its figures, seconds an item."""
-
-    processes: bool
-    work: float
-    transport: float
-    reason: str = ""
-
-    def __str__(self) -> str:
-        """One sentence for `explain()`."""
-        figures = f"work {_us(self.work)} an item, transport {_us(self.transport)}"
-        if self.reason:
-            return f"in this process: {self.reason} ({figures})"
-        if self.processes:
-            return f"in worker processes: {figures}"
-        return f"in this process: {figures}; below {FACTOR:g} times the transport a worker process only costs time"
-
-
-def judge(
-    work: float, samples: Sequence[Any], outputs: Sequence[Any], outputs_an_item: float, factor: float = FACTOR
-) -> Verdict:
-    """Weigh `work` seconds an item against `factor` times sending such items out and such outputs back."""
-    try:
-        transport = _transport(samples) + _transport(outputs) * outputs_an_item
-    except Exception as error:  # noqa: BLE001 (whatever pickling a user's object raises)
-        return Verdict(False, work, float("inf"), f"the items or their outputs cannot be pickled ({error})")
-    return Verdict(work > factor * transport, work, transport)
-
-
-def _transport(objects: Sequence[Any]) -> float:
-    if not objects:
-        return 0.0
+def transport(objects: Sequence[Any], repeats: int = 1) -> tuple[float, float]:
+    """Seconds and bytes that one of these costs on its way, in processor time; raises what pickling them raises."""
     best = copies = float("inf")
     nbytes = 0
-    for _ in range(3):
+    for _ in range(repeats):
         buffers: list[pickle.PickleBuffer] = []
-        started = perf_counter()
+        started = thread_time()
         data = pickle.dumps(list(objects), protocol=5, buffer_callback=buffers.append)
         pickle.loads(data, buffers=buffers)  # noqa: S301 (made on the line above)
-        best = min(best, perf_counter() - started)
-        started = perf_counter()
+        best = min(best, thread_time() - started)
+        started = thread_time()
         for buffer in buffers:
             bytearray(buffer.raw())
-        copies = min(copies, perf_counter() - started)
+        copies = min(copies, thread_time() - started)
         nbytes = len(data) + sum(buffer.raw().nbytes for buffer in buffers)
     each = nbytes / len(objects)
-    return best / len(objects) + _FIXED + 2 * copies / len(objects) + min(1.0, each / 65536) * _MESSAGE
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+    return best / len(objects) + _FIXED + 2 * copies / len(objects) + min(1.0, each / LARGE) * _MESSAGE, each
 
 
 class AtHome:
@@ -102,48 +62,52 @@ class AtHome:
         self._open_here = open_here
         self._run = run
         self._source = source
+        self._evidence = Evidence()
+        self._given = 0  # outputs of this run
         self.verdict = verdict or Verdict(False, 0.0, 0.0)
         self.index = 0
         self.statistics = WorkerStatistics()
 
     def decide(self) -> Lists:
         """Run as many items as a decision needs, and make it."""
-        samples: list[Any] = []
-        costs: list[float] = []  # an item, in each stretch: the first ones also pay for cold memory and imports
-        items, busy, given = 0, 0.0, 0
+        evidence = self._evidence
+        outputs: list[Any] = []  # small ones: to keep large ones makes every next one take cold memory, and look dear
+        items, busy = 0, 0.0
         looked, verdict = False, None
 
-        def judged(factor: float) -> Verdict:
-            work = sorted(costs)[(len(costs) - 1) // 2] if costs else 0.0
-            outputs_an_item = given / max(1, self.statistics.items)
-            return judge(work, self._source.samples, samples, outputs_an_item, factor)
+        def judged(clear: float = 1.0) -> Verdict:
+            if not evidence.large:
+                self._weigh(self._source.samples, outputs, _REPEATS)
+            return evidence.verdict(self._outputs_an_item(), clear)
 
         def enough() -> bool:
             nonlocal items, busy, looked, verdict
-            stats = self.statistics
+            stats, costs = self.statistics, evidence.work
             if stats.items > items:
                 costs.append((stats.busy - busy) / (stats.items - items))
                 items, busy = stats.items, stats.busy
             if not looked and len(costs) >= _CLEAR_STRETCHES and stats.busy >= _CLEAR_SECONDS:
                 looked = True
-                if not any(getsizeof(each) > _LARGE for each in samples):  # to weigh large ones takes time
-                    clear = judged(_CLEAR * FACTOR)
+                if not evidence.large:  # to weigh large ones takes time
+                    clear = judged(_CLEAR)
                     verdict = clear if clear.processes else None
-            worked = stats.busy > (_ENOUGH_SECONDS if len(costs) >= _STRETCHES else _AT_MOST_SECONDS)
-            return verdict is not None or (len(costs) > 1 and (worked or stats.items >= _ENOUGH_ITEMS))
+            return verdict is not None or evidence.enough(items, busy, self._outputs_an_item())
 
         for out in self._until(enough):
-            given += len(out)
-            kept = samples or out[:1]
-            enough_kept = 2 if kept and getsizeof(kept[0]) > _LARGE else len(self._source.samples)
-            samples.extend(out[: max(0, enough_kept - len(samples))])
+            self._given += len(out)
+            if not evidence.there or (evidence.large and len(evidence.there) < LOOKS):
+                self._weigh(self._source.samples[:1], out[:1])
+            if not evidence.large:
+                outputs.extend(out[: _OUTPUTS - len(outputs)])
             yield out
-        self.verdict = verdict or judged(FACTOR)
+        self.verdict = verdict or judged()
 
     def stay(self) -> Lists:
         """Run here for as long as that pays."""
-        verdict = self.verdict
-        items, busy = 0, 0.0
+        verdict, evidence = self.verdict, self._evidence
+        evidence.reason, evidence.large = verdict.reason, verdict.large
+        self._given = 0
+        items, busy, last = 0, 0.0, list[Any]()
 
         def enough() -> bool:
             nonlocal items, busy
@@ -152,16 +116,38 @@ class AtHome:
             if longer < _PATIENCE or not more:
                 return False
             items, busy = stats.items, stats.busy
-            if not verdict.reason and longer / more > 2 * FACTOR * verdict.transport:
-                self.verdict = Verdict(True, longer / more, verdict.transport)
+            work = longer / more
+            if evidence.reversed_by(work, verdict.transport):  # unless sending has become dearer as well
+                self._weigh(self._source.samples[:1], last)
+                now = max(verdict.transport, evidence.transport(self._outputs_an_item(), latest=True))
+                if evidence.reversed_by(work, now):
+                    self.verdict = Verdict(True, work, now, large=evidence.large)
             return self.verdict.processes
 
-        yield from self._until(enough)
+        for out in self._until(enough):
+            self._given += len(out)
+            last = out[:1]
+            yield out
 
     def meanwhile(self, ready: Callable[[], bool]) -> Lists:
         """Go on here until a worker process has started, unless one item takes as long as that."""
         if self.verdict.work <= SLICE:
             yield from self._until(ready)
+
+    def _weigh(self, samples: Sequence[Any], outputs: Sequence[Any], repeats: int = 1) -> None:
+        """Measure the way there and back once more."""
+        evidence = self._evidence
+        try:
+            for objects, costs in ((samples, evidence.there), (outputs, evidence.back)):
+                if objects:
+                    seconds, nbytes = transport(objects, repeats)
+                    costs.append(seconds)
+                    evidence.large = evidence.large or nbytes > LARGE
+        except Exception as error:  # noqa: BLE001 (whatever pickling a user's object raises)
+            evidence.reason = f"the items or their outputs cannot be pickled ({error})"
+
+    def _outputs_an_item(self) -> float:
+        return self._given / max(1, self.statistics.items)
 
     def _until(self, enough: Callable[[], bool]) -> Lists:
         executor = self._open_here()

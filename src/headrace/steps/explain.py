@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.steps.auto import Verdict
+from headrace.steps.evidence import Verdict
 from headrace.steps.settings import Settings
 from headrace.steps.statistics import Statistics
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from headrace.errors import Cancelled, ConfigError, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
 from headrace.steps import build
-from headrace.steps.auto import AtHome, Verdict
+from headrace.steps.auto import AtHome
+from headrace.steps.evidence import Verdict
 from headrace.steps.flow import Cancellation, Flow
 from headrace.steps.outputs import Outputs
 from headrace.steps.settings import Mode, OnError, Runner, Settings, Workers, assigner, make_steps
