@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from headrace.core.block import MISSING, to_list
 from headrace.core.op import BadRows
 from headrace.errors import DataChangedError, FormatError, RecordError
-from headrace.io import Dataset, RowError
+from headrace.io import Dataset, DatasetInspector, RowError
 
 TEXT = frozenset({"text"})
 
@@ -306,6 +307,40 @@ def test_text_that_is_not_utf_8_costs_only_its_rows(tmp_path: Path, kind: str) -
         assert bad.rows == lost
         assert "a.parquet, column 'text' holds text that is not UTF-8" in str(bad.errors[0])
     assert data.open().read(0, np.array([1, 3]), frozenset({"n"}))["n"].tolist() == [1, 3]
+
+
+NOW = datetime(2024, 5, 6, 7, 8, 9, 123456)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "read"),
+    [
+        (NOW, pa.timestamp("us"), NOW),
+        (NOW, pa.timestamp("ns"), np.datetime64("2024-05-06T07:08:09.123456000")),
+        (NOW.replace(tzinfo=UTC), pa.timestamp("us", "UTC"), NOW.replace(tzinfo=UTC)),
+        ([1, 2], pa.list_(pa.int16()), np.array([1, 2], np.int16)),
+        ([], pa.large_list(pa.float32()), np.array([], np.float32)),
+        ([True, False], pa.list_(pa.bool_(), 2), np.array([True, False])),
+        ([0.5, None], pa.list_(pa.float32(), 2), [0.5, None]),
+        ([0.5, None], pa.list_(pa.float32()), [0.5, None]),
+        (3, pa.int8(), 3),
+        (0.1, pa.float32(), float(np.float32(0.1))),
+        ("a", pa.dictionary(pa.int32(), pa.string()), "a"),
+        ([("a", 1)], pa.map_(pa.string(), pa.int32()), [("a", 1)]),
+    ],
+)
+def test_a_value_does_not_depend_on_nulls_in_other_rows(
+    tmp_path: Path, value: Any, kind: pa.DataType, read: Any
+) -> None:
+    for i, rows in enumerate(([value], [value, None])):
+        pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / f"{i}.parquet")
+    with DatasetInspector(Dataset.from_path("d", tmp_path)) as look:
+        for got in (look.read(0, 0)["x"], look.read(1, 0)["x"], look.read_many(1, [1, 0])[1]["x"]):
+            assert type(got) is type(read)
+            assert getattr(got, "dtype", None) == getattr(read, "dtype", None)
+            assert np.array_equal(got, read) if isinstance(read, np.ndarray) else got == read
+            assert getattr(got, "tzinfo", None) is None or got.utcoffset() == timedelta(0)
+        assert look.read(1, 1)["x"] is None
 
 
 def test_two_columns_of_one_name_are_an_error_only_where_wanted(tmp_path: Path) -> None:

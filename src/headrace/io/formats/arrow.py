@@ -1,7 +1,8 @@
 """Arrow columns as block columns, without a copy where the layouts agree.
 
 Text stays UTF-8 bytes and offsets; numbers are numpy; numeric lists are `Ragged`, or `[n, S]` if their size is fixed. What
-holds nulls or structure becomes Python objects, made for the rows asked for and not before.
+holds nulls or structure becomes Python objects, made for the rows asked for and not before. A row's value is the same either
+way: it does not depend on whether some other row of its row group is null.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ def stored_bytes(column: Stored) -> int:
 def take_rows(column: Stored, rows: Ints) -> Column:
     """Rows in the order of `rows`; fresh objects for each."""
     if isinstance(column, Objects):
-        return column.array.take(pa.array(rows)).to_pylist()
+        return _objects(column.array.take(pa.array(rows)))
     return take_column(column, rows)
 
 
 def slice_rows(column: Stored, start: int, stop: int, pool: BufferPool) -> Column:
     """Rows `start:stop`: a view of a large part of the column, a copy of a small one."""
     if isinstance(column, Objects):
-        return column.array.slice(start, stop - start).to_pylist()
+        return _objects(column.array.slice(start, stop - start))
     if (stop - start) * _VIEW_SHARE >= len(column):
         return slice_column(column, start, stop)
     match column:
@@ -117,6 +118,20 @@ def _copy(values: NDArray[Any], offsets: Ints, pool: BufferPool) -> tuple[NDArra
     return out, offsets - first
 
 
+def _objects(array: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """A Python object for each row; what would be an array in a column without nulls is one here too."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # `datetime` has no nanoseconds
+        return [None if value is None else np.datetime64(value, "ns") for value in array.cast(pa.int64()).to_pylist()]
+    if _is_list(kind) and _is_number(kind.value_type):
+        return [_numbers(row.values) if row.is_valid else None for row in array]
+    return array.to_pylist()
+
+
+def _numbers(values: Any) -> Any:
+    return values.to_pylist() if values.null_count else values.to_numpy(zero_copy_only=False).copy()
+
+
 def _store_chunk(array: pa.Array) -> Stored:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
@@ -133,14 +148,18 @@ def _store_chunk(array: pa.Array) -> Stored:
         pa.types.is_boolean(kind)
         or pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
-        or pa.types.is_timestamp(kind)
+        or (pa.types.is_timestamp(kind) and kind.unit != "ns" and kind.tz is None)
     ):
         return array.to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type) and not array.flatten().null_count:
         return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_number(kind.value_type):
+    if _is_list(kind) and not pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
         return _ragged(array)
     return Objects(array)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

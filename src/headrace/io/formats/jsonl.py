@@ -279,6 +279,7 @@ class JsonlReader:
         raise RowError(
             f"dataset {self._dataset!r}, shard {shard.name!r}, row {row}: {reason}. In {shard.file.path}, line "
             f"{index.line(row)}, bytes {begin}-{end}"
+            + (" of the decompressed data" if compression_of(shard.name) else "")
             + (f", beginning {head.decode('utf-8', 'replace')!r}" if head else "")
             + '. Mend or remove the line, or read on without it with on_error="skip"',
             row=row,
