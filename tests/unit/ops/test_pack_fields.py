@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.block import Block, Origin, Ragged, Text
+from headrace.core.block import COMPONENT, Block, Origin, Ragged, Text
 from headrace.errors import PayloadTypeError, RecordError
 from headrace.ops.pack.flat import PackFlat
 
@@ -58,6 +58,27 @@ def test_a_mask_of_another_kind_is_an_error(mask: Any, before: Any) -> None:
         RecordError, match=r"field 'loss_mask' holds a \w+, and a mask is one number per token .*row 1\)"
     ):
         packed(first, {"input_ids": [1, 2], "loss_mask": mask})
+
+
+@pytest.mark.parametrize("homogeneity", ["none", "full"])
+@pytest.mark.parametrize("empty", [{}, {"loss_mask": None}, {"loss_mask": "none"}, {"more": [1]}], ids=str)
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_an_empty_document_is_asked_for_no_field(
+    at: int, empty: dict[str, Any], homogeneity: Any, one_by_one: bool
+) -> None:
+    """Nor does it depend on blocks: a packer for each domain sees its documents in another order."""
+    payloads: list[Any] = [{"input_ids": [1, 2], "loss_mask": [0, 1]} for _ in range(2)]
+    payloads.insert(at, {"input_ids": [], **empty})
+    block = records(*payloads)
+    block.origin.ids[:, COMPONENT] = [1, 0, 1]
+    accumulator = PackFlat(4, algorithm="wrap", pad_token_id=0, homogeneity=homogeneity).accumulator(0)
+    parts = [block.slice(row, row + 1) for row in range(3)] if one_by_one else [block]
+    out = [*(b for part in parts for b in accumulator.push(part)), *accumulator.end()]
+    masks = [row for b in out if len(b) for row in b.columns["loss_mask"].tolist()]
+    together = homogeneity == "none" or at == 1
+    assert masks == ([[0, 1, 0, 1]] if together else [[0, 1, 0, 0]] * 2)
+    assert [drop.reason for b in out for drop in b.drops] == ["empty document"]
 
 
 def test_a_mask_of_none_is_no_mask() -> None:

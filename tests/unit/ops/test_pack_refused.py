@@ -31,6 +31,10 @@ KINDS: list[Any] = [
     {"tokens": [1, 2]},
     {"text": "abc"},
     {"input_ids": [1], "positions": [0]},
+    {"input_ids": [1, 2], "loss_mask": "11"},
+    {"input_ids": [1, 2], "loss_mask": None},
+    {"input_ids": [], "loss_mask": "none"},
+    {"input_ids": [[1, 2]], "loss_mask": [[1, 1]]},
     "no mapping",
     None,
 ]

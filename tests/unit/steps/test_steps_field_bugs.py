@@ -175,6 +175,19 @@ def test_b079_random_numbers_differ_between_rows_and_not_between_runs() -> None:
     assert len({number for pair in one for number in pair}) == 200
 
 
+def slow_noise(_: int) -> tuple[int, float, float]:
+    time.sleep(0.003)
+    return os.getpid(), *noise(0)
+
+
+def test_b079_without_a_seed_no_two_workers_draw_the_same_numbers() -> None:
+    """Workers are forks of one server, and a fork takes a random state along."""
+    with Pipeline([slow_noise], num_workers=3) as pipeline:
+        drawn = list(pipeline.map(range(90)))
+    workers, *numbers = zip(*drawn, strict=True)
+    assert len(set(workers)) > 1 and [len(set(column)) for column in numbers] == [90, 90]
+
+
 # -- trials on which other libraries hang, lose items or run away -------------------------------------------------------
 
 

@@ -7,8 +7,8 @@
   None) is an error: without it every label would count.
 
 The first record of the stream (or after a flush) decides the token field; the first one that has tokens decides the others
-and all types, because an empty list says nothing about its kind. Both are part of the state, so that a resumed run judges
-records as the first one did.
+and all types, because an empty list says nothing about its kind. An empty document is asked for no other field. Both decisions
+are part of the state, so that a resumed run judges records as the first one did.
 """
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ class AlignedFields:
             return TokenRows({}, np.zeros(1, np.int64), block.origin.ids)
         tokens = self.tokens or self._find_tokens(block, columns)
         lengths = self._lengths(block, tokens, block.column(tokens))
-        if not self._learned() and lengths.any():
-            first = int(lengths.nonzero()[0][0])
-            self._learn(block, columns, first)
-            if first:  # empty documents before it say nothing, in this block or in one of their own
-                rest = self.align(block.slice(first, len(block)))
-                return TokenRows(rest.values, np.concatenate([[0] * first, rest.offsets]), block.origin.ids)
-            self._refuse_others(block, columns)
+        if not lengths.all():  # empty documents say nothing about fields, wherever they stand
+            values = {name: np.empty(0, dtype) for name, dtype in self.dtypes.items()}
+            if lengths.any():
+                values = self.align(block.take(lengths.nonzero()[0])).values
+            return TokenRows(values, np.concatenate([[0], lengths.cumsum()]), block.origin.ids)
+        if not self._learned():
+            self._learn(block, columns, 0)
+        self._refuse_others(block, columns)
         values: dict[str, NDArray[Any]] = {}
         for name in self.dtypes:
             column = columns[name] if name in columns else block.column(name)
@@ -111,10 +112,7 @@ class AlignedFields:
                 error = PayloadTypeError(str(located))
                 error.origin = located.origin
                 raise error
-        columns = block.as_columns()
-        if self._learned():
-            self._refuse_others(block, columns)
-        return columns
+        return block.as_columns()
 
     def _refuse_others(self, block: Block, columns: dict[str, Column]) -> None:
         """RecordError for numbers in a field that the record which decided the fields did not have, and for a mask of none."""
