@@ -12,6 +12,7 @@ batches (or single records, without `batch`) until the curriculum ends; iteratin
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -41,6 +42,8 @@ from headrace.run.node_client import NodeEngine
 from headrace.run.sample import sample_before
 from headrace.run.uneven_plan import Ending, Run, launchers_store, plan_ending
 from headrace.work import WorkSource
+
+_log = logging.getLogger("headrace")
 
 
 class Pipeline(Chain):
@@ -167,15 +170,27 @@ class Pipeline(Chain):
                 "would each have it in another order; choose canonical_replicas that the groups divide"
             )
         self._pending = None
+        if not position:
+            self._tell_if_ranks_are_not_told_apart()
         plan = self.plan()
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
         producer = self._producer(spec)
         consumer = Consumer(producer, start, position, self._options.cut_every, self._ending(spec, producer))
         iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
+        iterator.whole = position == 0 and self._part is None
         if self._options.digest:
             iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
         self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
         return iterator
+
+    def _tell_if_ranks_are_not_told_apart(self) -> None:
+        options, launched = self._options, os.environ.get("WORLD_SIZE", "")
+        if options.world_size == 1 and options.dp_degree is None and launched.isdecimal() and int(launched) > 1:
+            _log.warning(
+                "WORLD_SIZE is %s, and this pipeline was not given world_size and global_rank: every rank delivers the same "
+                "batches. Set options(world_size=..., global_rank=...), or dp_degree=1 where that is what you want.",
+                launched,
+            )
 
     def _ending(self, spec: EngineSpec, producer: Producer) -> Ending:
         """How finite data end, and with whom that must be agreed."""

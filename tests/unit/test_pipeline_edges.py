@@ -256,3 +256,33 @@ def test_dropping_a_packed_row_drops_the_documents_that_begin_in_it(policy: str)
     assert summary is not None
     (data,) = summary.datasets
     assert (data.delivered, sum(data.dropped.values()), data.handed_out) == (13, 27, 40)
+
+
+@pytest.mark.parametrize("options", [{}, {"mtp_mode": True}])
+def test_a_run_without_a_batch_says_where_the_samples_went(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert list(Pipeline(source([{"x": i} for i in range(7)])).batch(8).options(**options)) == []
+    (record,) = caplog.records
+    assert "7 samples were read, and dropped 7 of 'toy' (batch: last partial batch)" in record.getMessage()
+
+
+def test_the_end_of_a_run_that_went_well_needs_no_word(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = Pipeline(source([{"x": i} for i in range(7)])).batch(4)
+    assert len(list(pipeline)) == 1
+    rest = Pipeline(source([{"x": i} for i in range(7)])).batch(4)
+    rest.restore(pipeline.checkpoint())
+    assert list(rest) == []
+    assert not caplog.records
+
+
+def test_ranks_that_are_not_told_apart_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    list(Pipeline(source([{"x": i} for i in range(8)])).batch(4).options(dp_degree=1))
+    list(Pipeline(source([{"x": i} for i in range(8)])).batch(4).options(world_size=2, global_rank=1, uneven="keep"))
+    assert not caplog.records
+    list(Pipeline(source([{"x": i} for i in range(8)])).batch(4))
+    (record,) = caplog.records
+    assert "every rank delivers the same batches" in record.getMessage()

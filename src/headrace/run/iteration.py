@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from headrace.run.digest import DigestLog
 from headrace.run.uneven import is_masked
 from headrace.types import SampleBatch
 
+_log = logging.getLogger("headrace")
+
 
 class PipelineIterator(Iterator[Any]):
     """One run over a pipeline. Dropping it ends the run."""
@@ -21,6 +24,8 @@ class PipelineIterator(Iterator[Any]):
         self._on_close, self._batched = on_close, batched
         self._bar: Any = None
         self.digests: DigestLog | None = None
+        self.whole = False
+        """Whether this is a run from its beginning, on a whole rank: then no batch at all is worth a word."""
         try:
             consumer.start()
         except BaseException:  # whatever it is, the run ends with it
@@ -48,9 +53,24 @@ class PipelineIterator(Iterator[Any]):
                 self.consumer.deliver(message)
                 if message.value is not None:
                     return message.value
-        except BaseException:  # whatever it is, the run ends with it
+        except BaseException as error:  # whatever it is, the run ends with it
+            if isinstance(error, StopIteration) and self.whole:
+                self._tell_if_empty()
             self.close()
             raise
+
+    def _tell_if_empty(self) -> None:
+        deliveries = self.consumer.deliveries
+        if deliveries.batches or deliveries.padded:
+            return
+        datasets = summarize(self.consumer.producer.summary(), deliveries).datasets
+        ends = [f"{n} of {its.name!r} ({why})" for its in datasets for why, n in its.dropped.items()]
+        _log.warning(
+            "the run ended without a batch: %d samples were read%s. Give more data, a smaller batch, drop_last=False, or "
+            "fewer groups.",
+            sum(its.handed_out for its in datasets),
+            f", and dropped {', '.join(ends)}" if ends else "",
+        )
 
     def _deliver(self, block: Block) -> Any:
         self.consumer.deliver(block)
