@@ -238,7 +238,8 @@ class Pipeline:
         if settings.progress:
             from headrace.steps.progress import shown
 
-            outputs = shown(outputs, total, " > ".join(step.name for step in settings.steps))
+            ledger, name = self._ledger, " > ".join(step.name for step in settings.steps)
+            outputs = shown(outputs, total, name, lambda: ledger.finished)
         return outputs
 
     def _map(self, items: Iterable[Any]) -> Generator[list[Any], None, None]:
