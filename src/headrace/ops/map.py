@@ -16,13 +16,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.core.block import Block, Column, Drop, Ragged, Text, field_roots, lookup, slice_column, to_list
+from headrace.core.block import (
+    DATASET,
+    ROW,
+    Block,
+    Column,
+    Drop,
+    Ragged,
+    Text,
+    field_roots,
+    lookup,
+    slice_column,
+    to_list,
+)
 from headrace.core.op import BadRows, Fields, Worker
 from headrace.core.tokens import HIDDEN, PADDING, column_lengths, find_tokens_field
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.named_fields import look_for
 from headrace.options import Validation
 
+_MASK: Final = "attention_mask"
 CHECKED: Final = 4
 """Records on which a worker checks a user function."""
 
@@ -353,8 +366,34 @@ def _with_columns(block: Block, columns: dict[str, Column]) -> Block:
     if padding is not None and name is not None and name in columns:
         was, now = column_lengths(before[name], len(block)), column_lengths(columns[name], len(block))
         if was is not None and now is not None:
-            own[PADDING] = np.where(was == now, np.asarray(padding), 0)
+            padded = np.array(padding)
+            for row in np.flatnonzero((was != now) & ((padded != 0) | (_MASK in columns))).tolist():
+                padded[row] = _padding_left(block, columns, name, row, int(padded[row]))
+            own[PADDING] = padded
     return block.with_columns({**columns, **own})
+
+
+def _padding_left(block: Block, columns: dict[str, Column], name: str, row: int, padding: int) -> int:
+    """Of a row that a function has made longer or shorter: a mask says it, or it follows where the end was cut off."""
+    before, after = (np.asarray(_value(side[name], row)) for side in (block.columns or {}, columns))
+    if _MASK in columns:
+        mask = np.atleast_1d(np.asarray(_value(columns[_MASK], row)))
+        if len(mask) == len(after):
+            return len(mask) - int(np.flatnonzero(mask).max(initial=-1)) - 1
+    if not padding:
+        return 0
+    if len(after) <= len(before) and np.array_equal(after, before[: len(after)]):
+        return max(0, padding - (len(before) - len(after)))
+    dataset, shard, at = block.origin.firsts()[row, DATASET : ROW + 1].tolist()
+    raise OperatorError(
+        f"a function has made {len(after)} tokens of the {len(before)} of a padded row (dataset {dataset}, shard {shard}, row {at}) "
+        f"and nothing says how many are padding: return an {_MASK!r} of as many numbers, change rows before they are padded, or cut "
+        "them at their end only"
+    )
+
+
+def _value(column: Column, row: int) -> Any:
+    return to_list(slice_column(column, row, row + 1))[0]
 
 
 def _is_one_value(column: Any) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headrace import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
+from headrace.errors import OperatorError
 
 
 class Letters:
@@ -79,3 +80,44 @@ def test_rows_that_a_function_cut_are_not_padded_any_more() -> None:
     (batch,) = packed(lambda p: p.map_transform(cut))
     assert [record.meta.padding_length for record in batch.records] == [0, 0]
     assert [list(record.payload["input_ids"]) for record in batch.records] == [[1, 2, 3], [4, 5, 6]]
+
+
+def longer(row: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": [9, *row["input_ids"]]}
+
+
+def longer_with_mask(row: dict[str, Any]) -> dict[str, Any]:
+    ids = [9, *row["input_ids"]]
+    return {"input_ids": ids, "attention_mask": [1] * (len(ids) - ids.count(1) if ids[1] == 4 else len(ids))}
+
+
+def masked(row: dict[str, Any]) -> dict[str, Any]:
+    ids = [9, *row["input_ids"]]
+    kept = 4 if ids[1] == 4 else len(ids)
+    return {"input_ids": ids, "attention_mask": [1] * kept + [0] * (len(ids) - kept)}
+
+
+@pytest.mark.parametrize("call", ["map_transform", "map_block"])
+def test_of_a_padded_row_that_was_cut_the_rest_of_the_padding_stays(call: str) -> None:
+    def cut(row: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": row["input_ids"][:5]}
+
+    def cut_all(columns: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": columns["input_ids"][:, :5]}
+
+    (batch,) = packed(lambda p: getattr(p, call)(cut if call == "map_transform" else cut_all))
+    view = batch.to_training(dtype=np.int64, return_labels=True, return_padding_mask=True)
+    assert view["labels"].tolist() == [[2, 3, 1, 2], [5, 6, -100, -100]]
+
+
+def test_a_mask_says_what_is_padding_in_rows_of_another_length() -> None:
+    (batch,) = packed(lambda p: p.map_transform(masked))
+    view = batch.to_training(dtype=np.int64, return_labels=True, return_padding_mask=True)
+    assert view["input_ids"].tolist() == [[9, 1, 2, 3, 1, 2], [9, 4, 5, 6, 1, 1]]
+    assert view["labels"].tolist() == [[1, 2, 3, 1, 2, 3], [4, 5, 6, -100, -100, -100]]
+
+
+@pytest.mark.parametrize("change", [longer, longer_with_mask])
+def test_padding_of_which_nothing_is_known_is_an_error(change: Any) -> None:
+    with pytest.raises(OperatorError, match=r"7 tokens of the 6 of a padded row .*row 1\) and nothing says how many"):
+        packed(lambda p: p.map_transform(change))
