@@ -62,7 +62,9 @@ class RuntimeOptions:
             workers' program and nothing of yours (on Linux; elsewhere as with "spawn"). "spawn": each is a fresh process.
         max_worker_retries, shutdown_mode: how they are retried and end.
     Bad records
-        on_error: "raise", "skip" or "quarantine"; `max_errors` bounds the last two; `quarantine_path` is a JSONL file, to which
+        on_error: "raise", "skip" or "quarantine". `max_errors` bounds the last two: a run that meets more refused records ends with
+            a RecordError. Each run counts its own, on each rank in the lanes that it computes; those before a restored run's
+            position were the run before's, and are neither counted nor logged again. `quarantine_path` is a JSONL file, to which
             each refused record is written once, whatever a restored run repeats.
         auto_validation: user functions are called twice on the first records of a run and must agree.
     Digests

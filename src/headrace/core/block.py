@@ -305,7 +305,8 @@ class Origin:
 class Drop(NamedTuple):
     """Samples that end here, and why. `ids` int64 `[k, 7]`; `tokens` lost with them (or from within them).
 
-    `refusal`: what is to be logged of a record that a stateful operator refused.
+    `refusal`: what is to be logged of a record that a stateful operator refused. `tokens_of`, int64 `[m, 3]`: chunk and offset
+    of each record that tokens were lost of, and how many, where that is known.
     """
 
     operator: str
@@ -313,6 +314,18 @@ class Drop(NamedTuple):
     ids: Ints
     tokens: int = 0
     refusal: Refusal | None = None
+    tokens_of: Ints | None = None
+
+    @classmethod
+    def of_tokens(cls, operator: str, reason: str, origin: Origin, lost: Ints, *, whole: bool = False) -> Drop | None:
+        """Tokens lost of rows, `lost` int64 `[n]`, or of rows that end here with them (`whole`). None if there are none."""
+        rows = lost.nonzero()[0]
+        if not len(rows):
+            return None
+        tokens_of = np.empty((len(rows), 3), np.int64)
+        tokens_of[:, :2] = origin.firsts()[rows][:, [CHUNK, OFFSET]]
+        tokens_of[:, 2] = lost[rows]
+        return cls(operator, reason, origin.ids if whole else origin.ids[:0], int(lost.sum()), None, tokens_of)
 
 
 class RowDigests(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from headrace.core.block import DATASET, PIECE, Drop, Ints, Origin
+from headrace.core.refusal import Refusal
 
 SETTLE_EVERY: Final = 64
 
@@ -83,6 +84,16 @@ class SampleCounts:
 
 
 @dataclass(slots=True)
+class Share:
+    """What one group's batches account for: what was dropped on the way to them and, if lanes are shared, all that has left."""
+
+    left: SampleCounts = field(default_factory=SampleCounts)
+    dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
+    dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: int = 0
+
+
+@dataclass(slots=True)
 class Counters:
     """The engine's side of a run."""
 
@@ -90,31 +101,42 @@ class Counters:
     datasets: dict[int, str]
     handed_out: SampleCounts = field(default_factory=SampleCounts)
     replayed: SampleCounts = field(default_factory=SampleCounts)
-    dropped: Counter[tuple[int, str, str]] = field(default_factory=Counter)
-    dropped_tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
-    refused: int = 0
-    log: Callable[[Drop], None] | None = None
-    """Told of each record that a stateful operator refused."""
+    shares: dict[int, Share] = field(default_factory=dict)
+    """By data-parallel group."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while drops are counted: by the engine's thread, or by one that asks for a summary."""
+    shared: bool = False
+    """Whether batches of several groups are computed here."""
+    log: Callable[[str, list[int], Refusal], None] | None = None
+    """Told of each record that was refused: by which operator, its row of `Origin.ids`, and why."""
 
     def hand_out(self, ids: Ints) -> None:
         """Count pointers leaving the curriculum."""
         self.handed_out.add(ids)
 
-    def tell(self, drop: Drop) -> None:
-        """Log a record that a stateful operator refused."""
-        if drop.refusal is not None and self.log is not None:
-            self.log(drop)
+    def share(self, group: int) -> Share:
+        """What a group's batches account for."""
+        return self.shares.get(group) or self.shares.setdefault(group, Share())
 
-    def count(self, drop: Drop) -> None:
-        """Count samples (and tokens) that ended early."""
-        lost = SampleCounts()
-        lost.add(drop.ids)
-        for dataset, n in lost.sums().items():
-            self.dropped[dataset, drop.operator, drop.reason] += n
-        if drop.refusal is not None:
-            self.refused += 1
+    def count(self, drop: Drop, group: int) -> None:
+        """Count samples (and tokens) that ended early, on the way to a batch of this group."""
+        share, ids = self.share(group), drop.ids
+        if len(ids):
+            counts = np.bincount(ids[ids[:, PIECE] == 0, DATASET])  # a sample cut into pieces counts with its first
+            for dataset in np.flatnonzero(counts).tolist():
+                share.dropped[dataset, drop.operator, drop.reason] += int(counts[dataset])
+            if self.shared:
+                share.left.add(ids)
         if drop.tokens:
-            self.dropped_tokens[drop.operator, drop.reason] += drop.tokens
+            share.dropped_tokens[drop.operator, drop.reason] += drop.tokens
+
+    def handed_out_for(self, group: int) -> Counter[int]:
+        """Samples handed out that a group delivered or dropped, or whose group is not known yet."""
+        handed_out = self.handed_out.sums()
+        for other, share in list(self.shares.items()):
+            if other != group:
+                handed_out.subtract(share.left.sums())
+        return handed_out
 
 
 @dataclass(slots=True)

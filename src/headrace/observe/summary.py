@@ -45,6 +45,8 @@ class DatasetSummary:
     """One dataset: samples handed out, delivered, and dropped by "operator: reason", in this run.
 
     At the end of a run, restored or not, `delivered` and `dropped` add up to `handed_out`; before it, the rest is on its way.
+    A drop counts once something behind it has left its lane. Where data-parallel groups share lanes or an engine, each counts what
+    leaves in its own batches and is dropped on the way to them, and handed out for these; until a sample has left, all count it.
     `replayed`: samples that a restored run read again and did not deliver or drop, since the run before had done so between its
     last cut and its checkpoint. None of the other numbers has them in it. Samples that operators held at that cut are handed out by
     this run as they leave the operators.
@@ -100,19 +102,22 @@ class PipelineSummary:
         return f"the loop waited {self.loop_waited_s:.1f} s; the busiest operator is {slowest.name} with {slowest.busy_s:.1f} s"
 
 
-def summarize_engine(counters: Counters, buffer: Any, capacity: int, workers: Mapping[str, int]) -> EngineSummary:
-    """A snapshot of an engine."""
+def summarize_engine(
+    counters: Counters, group: int, buffer: Any, capacity: int, workers: Mapping[str, int]
+) -> EngineSummary:
+    """A snapshot of an engine, with the samples of a data-parallel group."""
+    share = counters.share(group)
     return EngineSummary(
         operators=tuple(
             OperatorSummary(op.name, op.rows_in, op.rows_out, op.blocks, op.busy_ns / 1e9) for op in counters.operators
         ),
         names=tuple(counters.datasets.items()),
-        handed_out=tuple(counters.handed_out.sums().items()),
+        handed_out=tuple(counters.handed_out_for(group).items()),
         replayed=tuple(counters.replayed.sums().items()),
-        dropped=tuple((dataset, f"{op}: {why}", n) for (dataset, op, why), n in list(counters.dropped.items())),
-        dropped_tokens=tuple((f"{op}: {why}", n) for (op, why), n in list(counters.dropped_tokens.items())),
+        dropped=tuple((dataset, f"{op}: {why}", n) for (dataset, op, why), n in list(share.dropped.items())),
+        dropped_tokens=tuple((f"{op}: {why}", n) for (op, why), n in list(share.dropped_tokens.items())),
         workers=tuple(workers.items()),
-        refused=counters.refused,
+        refused=share.refused,
         queue_depth=len(buffer),
         queue_capacity=capacity,
         loop_waited_s=buffer.empty_ns / 1e9,

@@ -221,7 +221,7 @@ class _TokenizeWorker:
         origin = block.origin if kept is None else block.origin.take(kept)
         ids = self._encoder.encode(texts)
         self._spot_check(texts, ids, origin)
-        ids, lost = self._truncate(ids)
+        ids, lost = self._truncate(ids, origin)
         ids = wrap(ids, self._before, self._after)
         rows = np.arange(len(block)) if kept is None else kept
         if op.split_long_samples:
@@ -234,14 +234,17 @@ class _TokenizeWorker:
             upstream = block if same else block.take(rows)
             columns = {**upstream.as_columns(), **columns}
         out = block.with_columns(columns, origin)
-        return out.dropping(Drop(op.name, "truncated", Origin.empty().ids, lost)) if lost else out
+        return out if lost is None else out.dropping(lost)
 
-    def _truncate(self, ids: Ragged) -> tuple[Ragged, int]:
-        """Rows with room for the special ids, and how many tokens that cost."""
+    def _truncate(self, ids: Ragged, origin: Origin) -> tuple[Ragged, Drop | None]:
+        """Rows with room for the special ids, and what that cost."""
         if not self._truncates or self._op.max_length is None:
-            return ids, 0
+            return ids, None
         shorter = cut(ids, self._op.max_length - len(self._before) - len(self._after))
-        return shorter, int(ids.offsets[-1] - ids.offsets[0] - shorter.offsets[-1] + shorter.offsets[0])
+        if shorter is ids:
+            return ids, None
+        lost = ids.lengths - shorter.lengths
+        return shorter, Drop.of_tokens(self._op.name, "truncated", origin, lost)
 
     def _split(self, ids: Ragged, origin: Origin, rows: Ints) -> tuple[Ragged, Origin, Ints]:
         if origin.rows is not None:

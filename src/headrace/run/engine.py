@@ -13,6 +13,7 @@ in the training loop, and the end of the interpreter all come down to `close()`.
 from __future__ import annotations
 
 import atexit
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -64,11 +65,13 @@ class Engine:
         self.plan, self.options, self.topology = plan, options, topology
         self._position = position
         self.counters = Counters(
-            [OperatorCounters(node.op.name) for node in plan.nodes], {i: d.name for i, d in datasets.items()}
+            [OperatorCounters(node.op.name) for node in plan.nodes],
+            {i: d.name for i, d in datasets.items()},
+            shared=topology.overhead > 1 or len(topology.here) > 1,
         )
         self._datasets = datasets
         self._faults = FaultLog(options.max_errors, options.quarantine_file, self._locate)
-        self.counters.log = self._faults.add_drop
+        self.counters.log = self._faults.add
         self._pools = Pools(plan, options)
         self._stats = {id(node): count for node, count in zip(plan.nodes, self.counters.operators, strict=True)}
         shop = Workshop(
@@ -78,6 +81,7 @@ class Engine:
             settle=self._settle,
             windows=[max(1, stage.window // len(topology.computed)) for stage in plan.stages],
             lane_source=lane_source,
+            groups=self._groups,
             keep_last=options.uneven == "pad",
             digested=options.digest,
             stats=self._stats,
@@ -146,18 +150,23 @@ class Engine:
             for stream in streams.values():
                 stream.close()  # type: ignore[attr-defined]
 
+    def _groups(self, lane: int) -> Iterator[int]:
+        """The groups that the batches of a lane go to, from the run's position on."""
+        topology = self.topology
+        if not self.counters.shared:
+            return itertools.repeat(topology.group)
+        numbers = itertools.count(topology.taken(self._position, lane))
+        return (topology.owner(Turn(lane, number, mine=True)) for number in numbers)
+
     def _busy_ns(self, stage: int) -> int:
         return sum(self._stats[id(node)].busy_ns for node in self.plan.stages[stage].nodes)
 
     def _settle(self, result: StageResult, stage: Stage) -> Block:
-        """Count what a stage did to one block, and log the records it refused. Its drops are on the lane's account."""
+        """Count what a stage did to one block. What it dropped and refused is on the lane's account."""
         for node, stat in zip(stage.nodes, result.stats, strict=True):
             self._stats[id(node)].add(stat.rows_in, stat.rows_out, stat.busy_ns)
         if self.tuner is not None:
             self.tuner.look()
-        if result.faults:
-            self.counters.refused += len(result.faults)
-            self._faults.add(result.faults)
         return result.block
 
     def take(self) -> deque[tuple[Turn, Message]]:
@@ -185,9 +194,12 @@ class Engine:
         """Chunks handed out in a lane."""
         return self.lanes[lane].feed.drawn
 
-    def summary(self) -> EngineSummary:
-        """Counts of this side."""
-        return summarize_engine(self.counters, self.buffer, self.plan.prefetch, self.allotment())
+    def summary(self, group: int | None = None) -> EngineSummary:
+        """Counts of this side for this group, or for another one that it works for."""
+        own = self.topology.group if group is None else group
+        for lane in self.lanes.values():
+            lane.account.settle()
+        return summarize_engine(self.counters, own, self.buffer, self.plan.prefetch, self.allotment())
 
     def allotment(self) -> dict[str, int]:
         """Workers of each pooled stage, as autotune has settled them."""

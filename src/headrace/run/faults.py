@@ -1,14 +1,15 @@
 """Refused records: counted against a limit and, for quarantine, written to a JSONL file in stream order.
 
-A run that was restored works through records that the run before has seen already. A line that the file holds when it is opened
-is not written again; it names the record's place in the stream, so that a record of a later pass is another line.
+A run that was restored works through records that the run before has seen already. Those before its position are not told of here
+(`account.py`). What the run before had read ahead of it comes again: a record that the file names when it is opened is not written
+again. A line names the record's place in the stream, so that a record of a later pass is another one.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import BinaryIO
 
 import msgspec
@@ -16,9 +17,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.core.block import CHUNK, DATASET, OFFSET, PIECE, ROW, SHARD, Drop
+from headrace.core.block import CHUNK, DATASET, OFFSET, PIECE, ROW, SHARD
+from headrace.core.refusal import Refusal
 from headrace.errors import RecordError
-from headrace.run.stage import Fault
 
 _log = logging.getLogger("headrace")
 
@@ -32,27 +33,20 @@ class FaultLog:
         self._before: NDArray[np.uint64] = np.empty(0, np.uint64)
         self.count = 0
 
-    def add(self, faults: Sequence[Fault]) -> None:
-        """Log faults; RecordError once there are more than `max_errors`."""
-        for fault in faults:
-            self.count += 1
-            ids = fault.ids.tolist()
-            where = self._locate(ids)
-            _log.warning("%s refused a record of %s: %s", fault.operator, where, fault.reason)
-            if fault.payload:
-                self._write(fault, ids)
-            if self._max is not None and self.count > self._max:
-                raise RecordError(
-                    f"{self.count} records were refused, more than max_errors={self._max}; the last by {fault.operator!r} "
-                    f"on {where}: {fault.reason}"
-                )
+    def add(self, operator: str, ids: list[int], refusal: Refusal) -> None:
+        """Log a record that was refused; RecordError once there are more than `max_errors`."""
+        self.count += 1
+        where = self._locate(ids)
+        _log.warning("%s refused a record of %s: %s", operator, where, refusal.cause)
+        if refusal.payload:
+            self._write(operator, ids, refusal)
+        if self._max is not None and self.count > self._max:
+            raise RecordError(
+                f"{self.count} records were refused, more than max_errors={self._max}; the last by {operator!r} "
+                f"on {where}: {refusal.cause}"
+            )
 
-    def add_drop(self, drop: Drop) -> None:
-        """Log a record that a stateful operator refused."""
-        if drop.refusal is not None:
-            self.add([Fault(drop.operator, drop.refusal.cause, drop.ids[0], drop.refusal.payload)])
-
-    def _write(self, fault: Fault, ids: list[int]) -> None:
+    def _write(self, operator: str, ids: list[int], refusal: Refusal) -> None:
         if self._path is None:
             return
         if self._file is None:
@@ -67,9 +61,9 @@ class FaultLog:
                 "offset": ids[OFFSET],
                 "piece": ids[PIECE],
                 "where": self._locate(ids),
-                "operator": fault.operator,
-                "reason": fault.reason,
-                "payload": msgspec.Raw(fault.payload),
+                "operator": operator,
+                "reason": refusal.cause,
+                "payload": msgspec.Raw(refusal.payload),
             }
         )
         if not _holds(self._before, line):
@@ -84,7 +78,7 @@ class FaultLog:
 
 
 def _lines(path: str) -> NDArray[np.uint64]:
-    """Hashes of the whole lines of a file, ascending. A last line that was cut off, by a killed run, is removed."""
+    """Hashes of the records that a file names, ascending. A last line that was cut off, by a killed run, is removed."""
     if not os.path.exists(path):
         return np.empty(0, np.uint64)
     hashes: list[int] = []
@@ -92,13 +86,18 @@ def _lines(path: str) -> NDArray[np.uint64]:
         whole = 0
         for line in file:
             if line.endswith(b"\n"):
-                hashes.append(xxhash.xxh3_64_intdigest(line[:-1]))
+                hashes.append(_record(line))
                 whole += len(line)
         file.truncate(whole)
     return np.sort(np.array(hashes, np.uint64))
 
 
+def _record(line: bytes) -> int:
+    """Hash of what a line says before the reason, which may hold an address or a time."""
+    return xxhash.xxh3_64_intdigest(line.partition(b',"reason":')[0])
+
+
 def _holds(sorted_hashes: NDArray[np.uint64], line: bytes) -> bool:
-    own = np.uint64(xxhash.xxh3_64_intdigest(line))
+    own = np.uint64(_record(line))
     at = int(np.searchsorted(sorted_hashes, own))
     return at < len(sorted_hashes) and sorted_hashes[at] == own

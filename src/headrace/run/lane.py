@@ -44,6 +44,8 @@ class Workshop:
     settle: Callable[[StageResult, Stage], Block]
     windows: list[int]
     lane_source: Callable[[int], LaneSource]
+    groups: Callable[[int], Iterator[int]]
+    """To whom the batches of a lane are delivered, from where the run begins."""
     keep_last: bool = False
     digested: bool = False
     stats: dict[int, OperatorCounters] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Lane:
         """The newest batch, delivered or not, where somebody wants to repeat it (`keep_last`)."""
         self._source = shop.lane_source(lane)
         self.feed = LaneFeed(lane, self._source, shop.plan, self.sources)
-        self._account = Account(shop.counters, start)
+        self.account = Account(shop.counters, start, shop.groups(lane))
 
     def messages(self) -> Iterator[Message]:
         """Batches (or single records) and cuts, after those that were delivered before the state was saved."""
@@ -71,7 +73,7 @@ class Lane:
         accumulators, held = self._restored(changed)
         self._source.load(self.sources[start.chunk])
         stream: Iterator[Message] = self.feed.messages(
-            start.chunk, start.offset, start.position, self._account.hand_out, start.changes
+            start.chunk, start.offset, start.position, self.account.hand_out, start.changes
         )
         if not changed.stages:
             stream, taken = self._chain(0, accumulators, stream), start.taken_in_all
@@ -116,15 +118,17 @@ class Lane:
         """Without the first `taken` deliverables, which are counted from the cut that the run began at, and cuts among them."""
         for message in stream:
             if isinstance(message, (Block, Item)):
-                self._account.deliver(message.origin)
+                self.account.deliver(message.origin)
                 if taken:
                     taken -= 1
                     continue
-            elif taken and isinstance(message, Cut):
-                continue
+            elif isinstance(message, Cut):
+                self.account.passed(message)
+                if taken:
+                    continue
             self._caught_up = True
             yield message
-        self._account.close()
+        self.account.close()
 
     # -- restoring -----------------------------------------------------------------------------------
 
@@ -184,7 +188,7 @@ class Lane:
             return refetch(origin, before, self.lane, self._run_again)
 
         rests = {stage: changed.rest_at_cut(stage, accumulators, held, fetch) for stage in changed.stages}
-        transitions = Transitions(changed, self.lane, self._chain, accumulators, rests, self._account)
+        transitions = Transitions(changed, self.lane, self._chain, accumulators, rests, self.account)
         yield from transitions.messages(self._chain(0, accumulators, stream, end=changed.stages[0]))
 
     # -- stages --------------------------------------------------------------------------------------
@@ -257,7 +261,7 @@ class Lane:
 
     def _settled(self, results: Iterable[StageResult], index: int) -> Iterator[Block]:
         for result in results:
-            self._account.finished(result, index)
+            self.account.finished(result, index)
             block = self._shop.settle(result, self._shop.plan.stages[index])
             if len(block):
                 yield block
@@ -298,7 +302,7 @@ class Lane:
         """Blocks that have rows, with their drops on the run's account."""
         for block in blocks:
             if block.drops:
-                self._account.drop(block.drops, stage)
+                self.account.drop(block.drops, stage)
                 block.drops = ()
             if len(block):
                 yield block

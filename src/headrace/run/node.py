@@ -270,9 +270,10 @@ class NodeServer:
                 for client in self._needs[lane]:
                     client.learn(lane, news)
         if over or now - self._told > SUMMARY_S:
-            self._told, summary = now, self._engine.summary()
+            self._told = now
+            summaries = {group: self._engine.summary(group) for group in self._spec.topology.here}
             for client in self._clients:
-                client.news.summary = summary
+                client.news.summary = summaries[client.hello.topology.group]
 
     def _route(self, turn: Turn, message: Message) -> None:
         """A batch to the ranks of its group, a mark to those that only count it, anything else to all with this lane."""

@@ -167,14 +167,14 @@ class _ChatWorker:
         ids: list[np.ndarray] = []
         masks: list[np.ndarray] = []
         dropped: dict[str, list[int]] = {}
-        lost = 0
+        lost = np.zeros(len(block), np.int64)
         for row, payload in enumerate(block.payloads()):
             try:
                 tokens, mask, cut = self._encode(payload)
             except RecordError as error:
                 bad.add(row, error)
                 continue
-            lost += cut
+            lost[row] = cut
             reason = "fewer than two tokens" if len(tokens) < 2 else "" if mask.any() else "nothing to train on"
             if reason:
                 dropped.setdefault(reason, []).append(row)
@@ -195,8 +195,8 @@ class _ChatWorker:
             Drop(_NAME, reason, block.origin.ids[np.asarray(rows, np.int64)])
             for reason, rows in sorted(dropped.items())
         ]
-        if lost:
-            drops.append(Drop(_NAME, "truncated", block.origin.ids[:0], lost))
+        if (truncated := Drop.of_tokens(_NAME, "truncated", block.origin, lost)) is not None:
+            drops.append(truncated)
         return out.dropping(*drops) if drops else out
 
     def _encode(self, payload: Any) -> tuple[np.ndarray, np.ndarray, int]:

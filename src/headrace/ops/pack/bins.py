@@ -149,7 +149,9 @@ class BinPacker:
 
     def _oversized(self, rows: TokenRows, lengths: Ints, long: NDArray[np.bool_]) -> Drop:
         if self._rules.drop_oversized:
-            return Drop(_NAME, "longer than a row", rows.ids[long], int(lengths[long].sum()))
+            drop = Drop.of_tokens(_NAME, "longer than a row", Origin(rows.ids[long]), lengths[long], whole=True)
+            assert drop is not None  # they have tokens
+            return drop
         row = int(np.flatnonzero(long)[0])
         dataset, shard, number = rows.ids[row, :3].tolist()
         raise RecordError(
