@@ -386,9 +386,9 @@ def _padding_left(block: Block, columns: dict[str, Column], name: str, row: int,
         return max(0, padding - (len(before) - len(after)))
     dataset, shard, at = block.origin.firsts()[row, DATASET : ROW + 1].tolist()
     raise OperatorError(
-        f"a function has made {len(after)} tokens of the {len(before)} of a padded row (dataset {dataset}, shard {shard}, row {at}) "
-        f"and nothing says how many are padding: return an {_MASK!r} of as many numbers, change rows before they are padded, or cut "
-        "them at their end only"
+        f"a function has made {len(after)} tokens of the {len(before)} of a padded row (dataset {dataset}, shard {shard}, row "
+        f"{at}) and nothing says how many are padding: return an {_MASK!r} of as many numbers, change rows before they are "
+        "padded, or cut them at their end only"
     )
 
 
