@@ -247,12 +247,13 @@ def test_b022_an_unreadable_shard_is_found_when_the_dataset_is_made(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(b'{"text": "a"}'), "is gzip data; let its name end in .gz"),
+        (gzip.compress(b'{"text": "a"}', mtime=0), "is gzip data; let its name end in .gz"),
         ('{"text": "a"}\n'.encode("utf-16"), "is UTF-16 text"),
         (b"\n <!DOCTYPE html><html>", "is an HTML page"),
         (b"PAR1\x15\x04", "is a Parquet file"),
         (b"<?xml version='1.0'?><Error>", "is an XML document"),
     ],
+    ids=["gzip", "utf-16", "html", "parquet", "xml"],
 )
 def test_b022_a_file_of_another_kind_is_found_when_the_dataset_is_made(
     tmp_path: Path, content: bytes, words: str
