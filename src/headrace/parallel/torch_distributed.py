@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +32,7 @@ from headrace.parallel.planner import Plan
 from headrace.parallel.schedule import Schedule
 from headrace.parallel.simulate import Simulation, simulate
 from headrace.parallel.timeline import Span, Timeline
+from headrace.parallel.torch_agree import Terms, actions_digest, crossing_ties, exchange, known_of, verdict
 from headrace.parallel.torch_batch import (
     Batch,
     LossFunction,
@@ -98,32 +100,71 @@ class DistributedPipeline:
         loss_fn: LossFunction | None = None,
         options: RunOptions | None = None,
     ) -> None:
-        """Build and prove the schedule, connect the watchdog, place the stages, align shared weights."""
+        """Build and prove the schedule, compare with the other ranks, connect the watchdog, place the stages."""
         self.options = options or RunOptions()
         self.group = Group(self.options.group)
         self.num_microbatches = num_microbatches
-        self.schedule = self._schedule(schedule, stages, num_microbatches)
-        self.train, self.evaluate = proved(self.schedule)
-        self.loss = ScaledLoss(loss_fn, self.options.reduction)
         self._known_shapes: dict[Specs, Boundaries] = {}
         self._shapes: dict[bool, list[Specs]] = {}  # of training and of evaluation
         self._placed: list[Specs] | None = None
         self.position = Position()
-        watched = self.options.watchdog and dist.get_world_size() > 1
-        self.guard = FailureGuard(self.position, self.options.silence) if watched else None
-        given = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
+        self.guard: FailureGuard | None = None
+        given: dict[int, PipelineStage] = {}
+        terms = Terms(
+            str(num_microbatches),
+            schedule.name if isinstance(schedule, Schedule) else str(schedule),
+            self.options.variable_shapes,
+            self.options.watchdog,
+        )
+        failed: Exception | None = None
+        try:
+            self.loss = ScaledLoss(loss_fn, self.options.reduction)
+            numbered = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
+            given.update((index, _as_stage(stage)) for index, stage in numbered)
+            if not isinstance(stages, Mapping):
+                terms = replace(terms, whole=True, **known_of(given))
+            self.schedule = self._schedule(schedule, stages, num_microbatches)
+            self.train, self.evaluate = proved(self.schedule)
+            terms = self._complete(terms, given)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait to hear of it
+            failed = error
+            terms = replace(terms, failed=f"{type(error).__name__}: {error}")
+        self._agree(terms, failed)
         with self._guarded():
-            self._place({index: _as_stage(stage) for index, stage in given})
+            self._place(given)
 
-    def _place(self, stages: dict[int, PipelineStage]) -> None:
-        """Wrap this rank's stages, hand them to the engine, and find the weights they share with others."""
+    def _complete(self, terms: Terms, stages: dict[int, PipelineStage]) -> Terms:
+        """Add what the schedule says to the terms; an error if this rank lacks one of its stages."""
         mine = self.schedule.stages_of(self.group.rank)
         if missing := [s for s in mine if s not in stages]:
             raise ConfigError(
                 f"rank {self.group.rank} runs stages {list(mine)} of schedule {self.schedule.name!r} but got no stage "
                 f"{missing[0]}; pass the list of all stages, or a mapping with this rank's"
             )
-        ties = find_ties(stages) if self.options.ties is None else self.options.ties
+        self._ties = find_ties(stages) if self.options.ties is None else self.options.ties
+        if not terms.whole:
+            terms = replace(terms, **known_of({s: stages[s] for s in mine}, self.schedule.num_stages))
+        return replace(terms, actions=actions_digest(self.schedule), ties=crossing_ties(self._ties, self.schedule))
+
+    def _agree(self, terms: Terms, failed: Exception | None) -> None:
+        """Compare with the pipeline's other ranks, and connect the watchdog; an error, on every rank, if they differ.
+
+        Processes of other pipelines wait at the watchdog, so it is connected first to tell them.
+        """
+        everyone = exchange(self.group, terms)
+        error = verdict(everyone, self.group.rank, failed)
+        world = dist.get_world_size()
+        if error is not None and self.group.size == world:
+            raise error
+        if world > 1 and any(t.watchdog for t in everyone):
+            self.guard = FailureGuard(self.position, self.options.silence)
+        with self._guarded():
+            if error is not None:
+                raise error
+
+    def _place(self, stages: dict[int, PipelineStage]) -> None:
+        """Wrap this rank's stages, hand them to the engine, and find the weights they share with others."""
+        mine = self.schedule.stages_of(self.group.rank)
         self._shadows = self._make_shadows({s: stages[s] for s in mine})
         device = _device(stages[s] for s in mine)
         self.modules: dict[int, nn.Module] = {s: self._wrap(s, stages[s]) for s in mine}
@@ -135,7 +176,7 @@ class DistributedPipeline:
         if self.schedule.splits_backward:
             for stage in self.engine.stages:
                 defer_weight_gradients(stage.submod, stage.gradients)
-        self.shared = SharedWeights(ties, self.modules, self.schedule.stage_to_rank, self.group)
+        self.shared = SharedWeights(self._ties, self.modules, self.schedule.stage_to_rank, self.group)
         self.shared.align()
 
     # -- what a training loop calls

@@ -56,6 +56,13 @@ class Group:
         """What every rank has, on every rank, by rank."""
         return [self.broadcast_bytes(data if self.rank == r else None, r) for r in range(self.size)]
 
+    def gather_equal(self, data: bytes) -> list[bytes]:
+        """The same for data of one length on every rank, in one collective."""
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self.handle)
+        return [tensor.cpu().numpy().tobytes() for tensor in everyone]
+
     def broadcast_number(self, value: Tensor | None, source: int) -> Tensor:
         """A scalar of rank `source`, on every rank, in double precision on the way."""
         number = torch.zeros(1, dtype=torch.float64, device=self.device)

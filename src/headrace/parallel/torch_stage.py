@@ -76,12 +76,22 @@ class LayerStack(nn.Module):
     """Layers in order, registered under the names they have in the whole model.
 
     The names are what makes a checkpoint independent of the cut: stage 2 of 4 and stage 1 of 2 both call the layer
-    `blocks.7`. `recompute` drops the activations inside each layer and keeps those between them.
+    `blocks.7`. `recompute` drops the activations inside each layer and keeps those between them. `cut` is how many layers
+    each stage of the model got and `place` which of them this is, for ranks that hold only their own.
     """
 
-    def __init__(self, layers: Sequence[tuple[str, nn.Module]], *, recompute: bool = False) -> None:
+    def __init__(
+        self,
+        layers: Sequence[tuple[str, nn.Module]],
+        *,
+        recompute: bool = False,
+        cut: Sequence[int] = (),
+        place: int = 0,
+    ) -> None:
         """Register each layer under its dotted name."""
         super().__init__()
+        self.cut = tuple(cut)
+        self.place = place
         self.names = [name for name, _ in layers]
         self.recompute = recompute
         for name, layer in layers:
@@ -149,8 +159,9 @@ def split_model(
     counts = _counts(len(layers), num_layers_per_stage, num_stages)
     stages: list[PipelineStage] = []
     first = 0
-    for count in counts:
-        stages.append(PipelineStage(LayerStack(layers[first : first + count], recompute=recompute)))
+    for place, count in enumerate(counts):
+        own = layers[first : first + count]
+        stages.append(PipelineStage(LayerStack(own, recompute=recompute, cut=counts, place=place)))
         first += count
     return stages
 

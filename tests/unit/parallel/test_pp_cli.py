@@ -113,6 +113,29 @@ def test_list(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 12
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes of the shell")
+@pytest.mark.parametrize("arguments", ["pp list", "pp demo --stages 16 --microbatches 256", "pp --help"])
+@pytest.mark.parametrize("reader", ["head -n 1", "true"])
+def test_a_reader_that_has_seen_enough_is_no_error(arguments, reader):
+    """`| head -1`: nothing on standard error, neither from the command nor at the interpreter's end."""
+    source = Path(__file__).parents[3] / "src"
+    # The command starts when its reader is gone already, or writes more than a pipe holds.
+    line = f'set -o pipefail; (sleep 0.2; exec "{sys.executable}" -m headrace {arguments}) | {reader}'
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    if reader == "true" and arguments != "pp --help":  # rich, which writes the help, ends the process itself
+        assert done.returncode == 141
+    if reader != "true":
+        assert len(done.stdout.splitlines()) == 1
+
+
 def test_everything_but_running_works_without_torch(tmp_path):
     """A process in which torch cannot be imported builds, proves, simulates, plans and draws."""
     program = """
