@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from process_watching import gone
 
 from headrace.errors import WorkerDied
 from headrace.run import spawn
@@ -75,21 +76,6 @@ def let_hang(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
         return command
 
     monkeypatch.setattr(spawn, "program", program)
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    """Whether they end within a second: the orphans' new parent collects them when it gets to it."""
-    deadline = time.monotonic() + 1.0
-    while any(map(is_alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(map(is_alive, processes))
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def make_busy(executor: ProcessExecutor, number: int) -> TaskStream[int, int]:

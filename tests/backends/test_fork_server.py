@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from process_watching import gone
 
 from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from headrace.errors import WorkerDied
@@ -54,21 +55,6 @@ def server_of(executor: ProcessExecutor) -> psutil.Process:
     pid = executor._children[0].process.pid
     (server,) = [child for child in psutil.Process().children() if pid in {each.pid for each in child.children()}]
     return server
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    """Whether they end within a second: the orphans' new parent collects them when it gets to it."""
-    deadline = time.monotonic() + 1.0
-    while any(map(is_alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(map(is_alive, processes))
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_workers_are_forks_of_one_server_which_ends_with_them(pool: Callable[..., ProcessExecutor]) -> None:
