@@ -6,16 +6,14 @@ id, and an end id may stand in the middle of a text.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Column, Ints, Ragged, Text
-from headrace.core.tokens import PAD_TOKEN_ID, PADDING, POSITIONS
+from headrace.core.tokens import ATTENTION_MASK, PAD_TOKEN_ID, PADDING, POSITIONS
 from headrace.errors import DataError
-
-_ATTENTION_MASK: Final = "attention_mask"
 
 
 class Stacked(NamedTuple):
@@ -105,10 +103,10 @@ def padding_lengths(block: Block, width: int, tokens: Stacked) -> NDArray[np.int
 
 
 def _masked_tail(block: Block, width: int) -> NDArray[np.int64] | None:
-    column = block.column(_ATTENTION_MASK)
+    column = block.column(ATTENTION_MASK)
     if isinstance(column, list) and lacking(column) == len(column):
         return None
-    mask = stack_rows(block, _ATTENTION_MASK).values
+    mask = stack_rows(block, ATTENTION_MASK).values
     if not width or mask.shape[1] != width:
         return None
     seen = mask[:, ::-1] != 0
@@ -119,7 +117,7 @@ def _masked_tail(block: Block, width: int) -> NDArray[np.int64] | None:
         raise _error(
             block,
             row,
-            f"{_ATTENTION_MASK!r} begins with {int((mask[row] != 0).argmax())} zeros, which is padding in front of the row",
+            f"{ATTENTION_MASK!r} begins with {int((mask[row] != 0).argmax())} zeros, which is padding in front of the row",
             "pad rows at their end; or take the field out, and give a loss_mask that is 0 on padding",
         )
     return padding if padding.any() else None

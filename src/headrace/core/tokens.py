@@ -21,6 +21,8 @@ TOKEN_FIELDS: Final = ("input_ids", "tokens", "token_ids", "ids")
 """Where token ids are looked for, in this order, with `tokens_field="auto"`."""
 
 POSITIONS: Final = "positions"
+ATTENTION_MASK: Final = "attention_mask"
+"""One number per token; 0 on padding."""
 LOSS_MASK: Final = "loss_mask"
 """One number per token; the label of a token with 0 does not count."""
 PADDING: Final = "_padding"

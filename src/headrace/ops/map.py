@@ -30,12 +30,11 @@ from headrace.core.block import (
     to_list,
 )
 from headrace.core.op import BadRows, Fields, Worker
-from headrace.core.tokens import HIDDEN, PADDING, column_lengths, find_tokens_field
+from headrace.core.tokens import ATTENTION_MASK, HIDDEN, PADDING, column_lengths, find_tokens_field
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.named_fields import look_for
 from headrace.options import Validation
 
-_MASK: Final = "attention_mask"
 CHECKED: Final = 4
 """Records on which a worker checks a user function."""
 
@@ -367,7 +366,7 @@ def _with_columns(block: Block, columns: dict[str, Column]) -> Block:
         was, now = column_lengths(before[name], len(block)), column_lengths(columns[name], len(block))
         if was is not None and now is not None:
             padded = np.array(padding)
-            for row in np.flatnonzero((was != now) & ((padded != 0) | (_MASK in columns))).tolist():
+            for row in np.flatnonzero((was != now) & ((padded != 0) | (ATTENTION_MASK in columns))).tolist():
                 padded[row] = _padding_left(block, columns, name, row, int(padded[row]))
             own[PADDING] = padded
     return block.with_columns({**columns, **own})
@@ -376,8 +375,8 @@ def _with_columns(block: Block, columns: dict[str, Column]) -> Block:
 def _padding_left(block: Block, columns: dict[str, Column], name: str, row: int, padding: int) -> int:
     """Of a row that a function has made longer or shorter: a mask says it, or it follows where the end was cut off."""
     before, after = (np.asarray(_value(side[name], row)) for side in (block.columns or {}, columns))
-    if _MASK in columns:
-        mask = np.atleast_1d(np.asarray(_value(columns[_MASK], row)))
+    if ATTENTION_MASK in columns:
+        mask = np.atleast_1d(np.asarray(_value(columns[ATTENTION_MASK], row)))
         if len(mask) == len(after):
             return len(mask) - int(np.flatnonzero(mask).max(initial=-1)) - 1
     if not padding:
@@ -387,8 +386,8 @@ def _padding_left(block: Block, columns: dict[str, Column], name: str, row: int,
     dataset, shard, at = block.origin.firsts()[row, DATASET : ROW + 1].tolist()
     raise OperatorError(
         f"a function has made {len(after)} tokens of the {len(before)} of a padded row (dataset {dataset}, shard {shard}, row "
-        f"{at}) and nothing says how many are padding: return an {_MASK!r} of as many numbers, change rows before they are "
-        "padded, or cut them at their end only"
+        f"{at}) and nothing says how many are padding: return an {ATTENTION_MASK!r} of as many numbers, change rows before they "
+        "are padded, or cut them at their end only"
     )
 
 

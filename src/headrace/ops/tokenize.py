@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.core.block import MISSING, Block, Column, Drop, Ints, Origin, Ragged, field_roots, to_list
 from headrace.core.op import BadRows, Fields, Worker
-from headrace.core.tokens import PAD_TOKEN_ID, PADDING
+from headrace.core.tokens import ATTENTION_MASK, PAD_TOKEN_ID, PADDING
 from headrace.errors import ConfigError, InternalError, UnknownOptionError
 from headrace.ops.tokenizer.gate import EncoderChoice, Notebook, choose_encoder
 from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
@@ -177,7 +177,7 @@ class Tokenize:
         own = field_roots([self.field])
         if not self.preserve_upstream_payload:
             return own
-        return None if downstream is None else downstream - {"input_ids", "attention_mask"} | own
+        return None if downstream is None else downstream - {"input_ids", ATTENTION_MASK} | own
 
     def summary(self) -> str:
         """One line for explain(): which encoder runs and why."""
@@ -275,7 +275,7 @@ class _TokenizeWorker:
             values, mask = pad(ids, op.max_length, op.pad_id)
             padding = (op.max_length - ids.lengths).astype(np.int32)
             columns: dict[str, Column] = {"input_ids": values, PADDING: padding}
-            return {**columns, "attention_mask": mask} if op.add_attention_mask else columns
+            return {**columns, ATTENTION_MASK: mask} if op.add_attention_mask else columns
         columns = {"input_ids": ids}
         if op.padding in (True, "longest"):
             columns[PAD_TOKEN_ID] = np.full(len(ids), op.pad_id, np.int64)
@@ -283,7 +283,7 @@ class _TokenizeWorker:
             ids = ids if not ids.offsets[0] else Ragged(ids.flat, ids.offsets - ids.offsets[0])
             columns |= {
                 "input_ids": ids,
-                "attention_mask": Ragged(np.ones(int(ids.offsets[-1]), np.uint8), ids.offsets),
+                ATTENTION_MASK: Ragged(np.ones(int(ids.offsets[-1]), np.uint8), ids.offsets),
             }
         return columns
 
