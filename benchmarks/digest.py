@@ -2,8 +2,8 @@
 
 What `options(digest=True, digest_log=...)` costs on W1 (JSONL text, tokenized, packed to 2048, batches of 8, made tensors): each
 round runs a fresh process with digests and one without, for where arrays come to lie differs from process to process by more than
-digests cost. Printed are medians a batch of wall time, of processor time, and of that of the two threads that digests run in (the
-loop's and the engine's): the others tokenize, and their noise is as large as what is looked for.
+digests cost. Printed are means a batch, with standard errors, of wall time, of processor time, and of that of the two threads that
+digests run in (the loop's and the engine's): the others tokenize, and their noise is as large as what is looked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import mean, stdev
 from typing import Any
 
 from headrace import Dataset, MixtureSpec, Pipeline, StaticMixtureWorkSource
@@ -69,8 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=DATA / "web" / "jsonl")
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER_JSON)
-    parser.add_argument("--batches", type=int, default=4000)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--batches", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--one", choices=("plain", "digest"), help="one run, in this process")
     args = parser.parse_args()
     if args.one:
@@ -81,13 +81,18 @@ def main() -> None:
         for kind in ("plain", "digest") if number % 2 else ("digest", "plain"):
             command = [sys.executable, "-m", "benchmarks.digest", *sys.argv[1:], "--one", kind]
             found[kind].append(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
-    plain, digested = ({name: median(run[name] for run in runs) for name in runs[0]} for runs in found.values())
-    for name in ("wall", "processor"):
-        ratio = digested[name] / plain[name] - 1
-        print(f"{name} time: {plain[name]:.0f} us a batch without, {digested[name]:.0f} us with digests ({ratio:+.1%})")
-    more = digested["loop and engine"] - plain["loop and engine"]
-    print(f"loop and engine: {more:+.0f} us a batch, {more / plain['processor']:.1%} of all its processor time")
-    print(f"log: {digested['log']:.0f} bytes a batch")
+    for name in ("wall", "processor", "loop and engine"):
+        (a, error_a), (b, error_b) = (mean_and_error([run[name] for run in found[kind]]) for kind in found)
+        more, error = b - a, (error_a**2 + error_b**2) ** 0.5
+        whole = mean([run[name if name == "wall" else "processor"] for run in found["plain"]])
+        print(f"{name}: {a:.0f} us a batch without, {b:.0f} with digests: {more:+.1f} +- {error:.1f} us,", end=" ")
+        print(f"{more / whole:+.1%} +- {error / whole:.1%} of all its {'time' if name == 'wall' else 'processor time'}")
+    print(f"log: {mean([run['log'] for run in found['digest']]):.0f} bytes a batch")
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Mean of the rounds and its standard error."""
+    return mean(values), stdev(values) / len(values) ** 0.5
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from process_watching import gone
 
-from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
+from headrace import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource, steps
 from headrace.errors import WorkerDied
 from headrace.run.executor import make_executor, ordered_map
 from headrace.run.process import ProcessExecutor
@@ -68,6 +68,25 @@ def test_workers_are_forks_of_one_server_which_ends_with_them(pool: Callable[...
     workers = server.children()
     executor.close()
     assert not any(process.is_running() for process in [server, *workers])
+
+
+def has_loaded(name: str) -> bool:
+    return name in sys.modules
+
+
+def test_the_server_loads_what_every_worker_would(pool: Callable[..., ProcessExecutor]) -> None:
+    names = ["colorsys", "wave", "this"]
+    executor = pool(has_loaded, 3, modules=("colorsys", "wave"))
+    assert list(ordered_map(executor, names, 1)) == [True, True, False]
+    assert server_of(executor).num_threads() == 1
+
+
+def test_what_the_server_of_a_step_pipeline_loads_brings_no_threads() -> None:
+    with steps.Pipeline([whoami], num_workers=2) as pipeline:
+        assert len(list(pipeline.map(range(10)))) == 10
+        assert isinstance(pipeline._executor, ProcessExecutor)
+        assert pipeline._executor._config.modules == ("headrace.steps.chain",)
+        assert server_of(pipeline._executor).num_threads() == 1
 
 
 def test_a_pool_of_one_has_no_server(pool: Callable[..., ProcessExecutor]) -> None:

@@ -96,6 +96,7 @@ class ExecutorConfig:
     keep_memory: bool = True  # see shm.keep_memory
     zero_copy: bool = False  # large arrays of results are read-only views of shared memory
     start_method: str = "forkserver"  # of processes: "spawn" makes each a fresh interpreter
+    modules: tuple[str, ...] = ()  # of ours and without threads, that a process loads for its function
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, here rather than in a worker."""

@@ -1,8 +1,9 @@
 """The fork server of a pool: one fresh interpreter that has loaded the worker's program and forks the workers from itself.
 
 An interpreter that loads the worker's program costs tens of milliseconds of processor time, a fork of it about one, so that a
-pool of many workers starts at the price of one. Nothing of the user's is loaded before a fork: what a library does to a process
-(threads, handles, random state) it does in each worker. A server that has threads all the same, started by a site hook, starts
+pool of many workers starts at the price of one. A request for a worker names modules that it would load anyway; the server loads
+them first. Nothing of the user's is loaded before a fork: what a library does to a process (threads, handles, random state) it
+does in each worker. A server that has threads all the same, started by a site hook, starts
 fresh interpreters instead.
 
 The server is the workers' parent in the eyes of the kernel: it collects their exit statuses and passes them on, and signals them on
@@ -24,10 +25,10 @@ import sys
 
 from headrace.run import worker
 
-REQUEST = struct.Struct("<BqI")  # kind | pages or pid | flags or signal
+REQUEST = struct.Struct("<BqI")  # kind | pages or pid | 0 or signal; after START, names of modules
 STATUS = struct.Struct("<q")  # in a worker's pipe: its pid, then how it ended, as subprocess.Popen.returncode says it
 START, SIGNAL = 1, 2
-BY_VALUE = 1  # flag of START: the worker's function was pickled by value
+_NAMES_BYTES = 4096
 
 Begin = tuple[int, int, int, int]
 """What a worker's program takes: socket, lifeline, arena, pages."""
@@ -55,8 +56,7 @@ class _Server:
         signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
 
     def serve(self) -> Begin | None:
-        gc.collect()
-        gc.freeze()  # a collection in a worker would copy every page that it walks over
+        _freeze()
         while True:
             ready, _, _ = select.select([self._control, self._bell], [], [])
             if self._bell in ready:
@@ -65,21 +65,23 @@ class _Server:
                 self._collect()
             if self._control not in ready:
                 continue
-            message, fds, _, _ = socket.recv_fds(self._control, REQUEST.size, 4)
+            message, fds, _, _ = socket.recv_fds(self._control, REQUEST.size + _NAMES_BYTES, 4)
             if not message:
                 return None
-            kind, value, detail = REQUEST.unpack(message)
+            kind, value, detail = REQUEST.unpack_from(message)
             if kind == SIGNAL:
                 if value in self._pipes:
                     os.kill(value, detail)
-            elif (begin := self._start(fds, value, detail)) is not None:
+            elif (begin := self._start(fds, value, message[REQUEST.size :].decode().split())) is not None:
                 return begin
 
-    def _start(self, fds: list[int], pages: int, flags: int) -> Begin | None:
+    def _start(self, fds: list[int], pages: int, modules: list[str]) -> Begin | None:
         sock, lifeline, arena, pipe = fds
         begin = sock, lifeline, arena, pages
-        if flags & BY_VALUE:
-            importlib.import_module("cloudpickle")  # each worker would load it
+        if missing := [name for name in modules if name not in sys.modules]:
+            for name in missing:
+                importlib.import_module(name)
+            _freeze()
         pid = os.fork() if _alone() else _fresh(begin)
         if not pid:
             self._leave()
@@ -109,6 +111,12 @@ class _Server:
             if (pipe := self._pipes.pop(pid, None)) is not None:
                 _tell(pipe, os.waitstatus_to_exitcode(status))
                 os.close(pipe)
+
+
+def _freeze() -> None:
+    """Keep collections in workers from what is here: they would copy every page that they walk over."""
+    gc.collect()
+    gc.freeze()
 
 
 def _noticed(*_: object) -> None:

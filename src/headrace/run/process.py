@@ -23,7 +23,7 @@ from headrace.errors import WorkerDied
 from headrace.run import spawn, supervise, wire
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.failure import Failure, shorten, unpack
-from headrace.run.shm import Recycler
+from headrace.run.shm import KEEP_MEMORY_LOADS, Recycler
 from headrace.run.task import DROPPED, DROPPED_BITS, RUNNING, STARTED, depth
 
 _DEEP = 5.0
@@ -332,7 +332,7 @@ class ProcessExecutor:
             None if config.zero_copy else self._recycler,
             config.slab_bytes,
             self._starter,
-            by_value=spawn.is_by_value(factory),
+            (*config.modules, *([KEEP_MEMORY_LOADS] * config.keep_memory), *spawn.modules_to_read(factory)),
         )
         self._begun[index] = 0
         self._seen[index] = (0, time.monotonic())

@@ -232,6 +232,9 @@ class Recycler:
         return array
 
 
+KEEP_MEMORY_LOADS = "ctypes"
+
+
 def keep_memory() -> None:
     """Tell glibc's allocator to keep what is freed instead of giving it back page by page.
 

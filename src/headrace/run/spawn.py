@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from headrace.run.forkserver import BY_VALUE, REQUEST, SIGNAL, START, STATUS
+from headrace.run.forkserver import REQUEST, SIGNAL, START, STATUS
 
 UNKNOWN: Final = 1 << 16
 """The return code of a worker whose fork server ended before it did."""
@@ -57,8 +57,8 @@ class Process(Protocol):
 class Starter(Protocol):
     """Starts workers, and may outlive them by a moment."""
 
-    def start(self, fds: Fds, pages: int, *, by_value: bool) -> Process:
-        """A worker on these descriptors, whose arena has so many pages; `by_value`: its function was pickled by value."""
+    def start(self, fds: Fds, pages: int, modules: Sequence[str]) -> Process:
+        """A worker on these descriptors, whose arena has so many pages; `modules` of ours it will load."""
         ...
 
     def close(self, owner: int) -> None:
@@ -74,9 +74,9 @@ def starter(workers: int, method: str) -> Starter:
 class Fresh:
     """Every worker is an interpreter of its own."""
 
-    def start(self, fds: Fds, pages: int, *, by_value: bool) -> Process:
+    def start(self, fds: Fds, pages: int, modules: Sequence[str]) -> Process:
         """Start one."""
-        del by_value
+        del modules
         return _popen(program("worker", *fds, pages), fds)
 
     def close(self, owner: int) -> None:
@@ -101,9 +101,9 @@ class ForkServer:
         finally:
             theirs.close()
 
-    def start(self, fds: Fds, pages: int, *, by_value: bool) -> Process:
+    def start(self, fds: Fds, pages: int, modules: Sequence[str]) -> Process:
         """Ask for a worker. A server that somebody has killed is replaced."""
-        request = REQUEST.pack(START, pages, BY_VALUE if by_value else 0)
+        request = REQUEST.pack(START, pages, 0) + " ".join(modules).encode()
         ours, theirs = os.pipe()
         try:
             try:
@@ -218,9 +218,9 @@ class Forked:
             self._end(0)
 
 
-def is_by_value(data: bytes) -> bool:
-    """Whether this pickle of a function needs cloudpickle to be read."""
-    return b"cloudpickle" in data
+def modules_to_read(data: bytes) -> tuple[str, ...]:
+    """What this pickle of a function needs to be read, if it was pickled by value."""
+    return ("cloudpickle",) if b"cloudpickle" in data else ()
 
 
 def wait_for_any(processes: Sequence[Process], seconds: float) -> None:

@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.run import spawn, wire
@@ -61,13 +61,12 @@ def start_child(
     recycler: Recycler | None,
     slab_bytes: int = SLAB_BYTES,
     starter: spawn.Starter | None = None,
-    *,
-    by_value: bool = False,
+    modules: Sequence[str] = (),
 ) -> Child:
     """Start a process that serves `worker.main` on a socket pair; `starter`: how, by default in an interpreter of its own.
 
     Large arrays that come back are copied into memory of `recycler`, or leased where they lie if there is none.
-    `by_value`: the worker's function was pickled so.
+    `modules`: of ours, that it will load.
     """
     arena = create_arena(slab_bytes)
     ours, theirs = socket.socketpair()
@@ -76,7 +75,7 @@ def start_child(
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         fds = (theirs.fileno(), their_line.fileno(), arena.fd)
-        process = (starter or spawn.Fresh()).start(fds, arena.pages, by_value=by_value)
+        process = (starter or spawn.Fresh()).start(fds, arena.pages, modules)
     except BaseException:  # whatever it is, nothing stays open
         for end in (ours, line):
             end.close()

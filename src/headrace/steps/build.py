@@ -48,6 +48,7 @@ def config(settings: Settings) -> ExecutorConfig:
         hand_back=settings.assign is None,
         slab_bytes=settings.slab_bytes,
         zero_copy=settings.zero_copy,
+        modules=(Chain.__module__,),
     )
 
 

@@ -151,7 +151,7 @@ class ProcessPort:
         factory = wire.dumps(Emission(reader))
         self._owner = os.getpid()
         self._child = child = supervise.start_child(
-            number, Recycler(), starter=executor.starter, by_value=spawn.is_by_value(factory)
+            number, Recycler(), starter=executor.starter, modules=spawn.modules_to_read(factory)
         )
         self._shut = weakref.finalize(self, supervise.stop_children, [child], self._owner)
         settings = {
