@@ -141,6 +141,11 @@ class Dataset:
     def __len__(self) -> int:
         return self.total()
 
+    @property
+    def every_row(self) -> bool:
+        """Whether each row is a record or an error. False: reading may leave rows out, so how many there are shows only then."""
+        return True
+
     def raw_bytes(self) -> Ints:
         """Bytes of each shard as stored (an estimate for rows in memory), int64."""
         return self.table.sizes

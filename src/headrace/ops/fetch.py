@@ -79,6 +79,11 @@ class SharedReaders:
         return bool(self._datasets) and all(getattr(d, "format", "") in AT_HAND for d in self._datasets.values())
 
     @property
+    def every_row(self) -> bool:
+        """Whether no dataset leaves rows out. One that does not say so may."""
+        return all(getattr(d, "every_row", False) for d in self._datasets.values())
+
+    @property
     def row_bytes(self) -> float:
         """Stored bytes of an average row, of the dataset with the largest; 0 if that is not known."""
         return max((d.raw_bytes().sum() / max(1, d.total()) for d in self._datasets.values()), default=0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -118,9 +118,19 @@ class Stream:
 class EvenStream(Stream):
     """What both rules share: following this member's own lanes, ahead of what is delivered."""
 
-    def __init__(self, take: Take, topology: Topology, position: int, steps: Steps, agreement: Agreement) -> None:
+    def __init__(
+        self,
+        take: Take,
+        topology: Topology,
+        position: int,
+        steps: Steps,
+        agreement: Agreement,
+        lengths: Mapping[int, int] | None = None,
+    ) -> None:
+        """`lengths`: batches of each lane, where they are known beforehand."""
         super().__init__(take)
         self._topology, self._steps, self._agreement = topology, steps, agreement
+        self._lengths = lengths or {}
         delivered = position // topology.groups * topology.groups if topology.mapping == "contiguous" else position
         self._own = Standing(topology.next_place(position - 1), reach=delivered)  # a step that was begun goes on
         self._at_start = position == 0
@@ -149,12 +159,26 @@ class EvenStream(Stream):
         place, own = self._topology.place(turn), self._own
         match message:
             case Block() | Item():
+                self._check_length(turn, ended=False)
                 self._own = replace(own, confirmed=self._topology.next_place(place), reach=place + 1)
             case End():
+                self._check_length(turn, ended=True)
                 self._open.discard(turn.lane)
                 self._own = replace(own, gap=place if own.gap is None else own.gap, ended=not self._open)
             case _:
                 pass
+
+    def _check_length(self, turn: Turn, ended: bool) -> None:
+        """The other groups rely on the length that was worked out, and would wait for batches that never come."""
+        length = self._lengths.get(turn.lane)
+        if length is None or ended == (turn.number >= length):
+            return
+        found = f"ended after {turn.number}" if ended else f"goes on after {length}"
+        raise DataError(
+            f"lane {turn.lane} has {length} batches by the curriculum, and {found}; the other groups would not end where this one "
+            "does. A dataset leaves rows out, or adds some, and its every_row does not say so: make that False, and give all "
+            "ranks a place to agree, options(aggregate_dir=...), or end each group by itself (uneven='keep')"
+        )
 
 
 class DropStream(EvenStream):
@@ -205,8 +229,16 @@ class DropStream(EvenStream):
 class PadStream(EvenStream):
     """Ends after the last step that holds a batch of any group; masked batches take the place of those that lack."""
 
-    def __init__(self, take: Take, topology: Topology, position: int, steps: Steps, agreement: Agreement) -> None:
-        super().__init__(take, topology, position, steps, agreement)
+    def __init__(
+        self,
+        take: Take,
+        topology: Topology,
+        position: int,
+        steps: Steps,
+        agreement: Agreement,
+        lengths: Mapping[int, int] | None = None,
+    ) -> None:
+        super().__init__(take, topology, position, steps, agreement, lengths)
         self._turns = topology.turns(position)
         self._turn = next(self._turns)
         self._ended: dict[int, Block | Item | None] = {}

@@ -4,7 +4,8 @@ What a member must know of the other groups' lanes comes from the first of these
 
 1. nothing: the curriculum has no end, or each group may end by itself ("keep");
 2. itself: it computes every lane;
-3. the curriculum: rows are neither dropped, cut nor packed on their way, so lengths of lanes are arithmetic;
+3. the curriculum: every row of its datasets is a record, and rows are neither dropped, cut nor packed on their way, so lengths of
+   lanes are arithmetic;
 4. a board that all ranks see: `aggregate_dir`, `aggregate_store`, the launcher's store where torch.distributed is initialised,
    or the node's own folder where all ranks share one engine.
 
@@ -60,13 +61,15 @@ class Ending:
     position: int
     steps: Steps
     agreement: Agreement
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    """Batches of each lane, where they are known beforehand."""
 
     def stream(self, take: Take) -> Stream:
         """The messages that reach the loop."""
         if self.rule == "keep":
             return Stream(take)
         make = DropStream if self.rule == "drop" else PadStream
-        return make(take, self.topology, self.position, self.steps, self.agreement)
+        return make(take, self.topology, self.position, self.steps, self.agreement, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,12 @@ def plan_ending(run: Run, open_board: OpenBoard | None) -> Ending:
         return Ending("keep", run.topology, run.position, steps, Known())
     if rule == "pad":
         _refuse_pad(run.plan)
-    return Ending(rule, run.topology, run.position, steps, _agreement(run, open_board))
+    alone = len(run.topology.computed) == run.topology.lanes
+    if not alone and (lengths := lane_lengths(run)) is not None:
+        known = Known(standing_of(lengths, run.topology))
+        return Ending(rule, run.topology, run.position, steps, known, lengths)
+    agreement = Known() if alone else _meeting(run, open_board)
+    return Ending(rule, run.topology, run.position, steps, agreement)
 
 
 def _steps(run: Run) -> Steps:
@@ -118,13 +126,9 @@ def endless(work_source: Any) -> bool:
     return getattr(work_source, "total_samples", 0) == math.inf
 
 
-def _agreement(run: Run, open_board: OpenBoard | None) -> Agreement:
+def _meeting(run: Run, open_board: OpenBoard | None) -> Agreement:
+    """All members, on a board."""
     topology = run.topology
-    if len(topology.computed) == topology.lanes:
-        return Known()
-    lengths = lane_lengths(run)
-    if lengths is not None:
-        return Known(standing_of(lengths, topology))
     member = _member(run)
     board = _board(run.node, member, open_board)
     if board is None:
@@ -144,7 +148,7 @@ def _agreement(run: Run, open_board: OpenBoard | None) -> Agreement:
 
 
 def lane_lengths(run: Run) -> dict[int, int] | None:
-    """Batches of every lane, where rows are neither dropped nor made on their way; else None."""
+    """Batches of every lane, where rows are neither left out, dropped nor made on their way; else None."""
     total_of = getattr(run.work_source, "samples_of_lane", None)
     nodes = run.plan.nodes
     if total_of is None or not all(keeps_rows(node.op, node.on_error or run.options.on_error) for node in nodes):
@@ -173,7 +177,9 @@ def keeps_rows(op: Any, on_error: str) -> bool:
     if on_error != "raise":
         return False
     match op.name:
-        case "fetch" | "select" | "materialize" | "decode_text" | "shuffle" | "batch":
+        case "fetch":
+            return bool(op.readers.every_row)
+        case "select" | "materialize" | "decode_text" | "shuffle" | "batch":
             return True
         case "map_transform":
             return not op.drop_none

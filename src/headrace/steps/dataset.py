@@ -85,6 +85,11 @@ class StepDataset(Dataset):
 
     __slots__ = ()
 
+    @property
+    def every_row(self) -> bool:
+        """A step may leave rows out."""
+        return False
+
     def open(self, options: Any = None) -> Reader:
         """A reader; the workers start with its first read."""
         del options
