@@ -5,11 +5,14 @@
     print(difference or "the same stream")
 
 Either side is one log or the logs of several ranks, and each log may hold several legs (a run that was stopped and resumed).
-Batches are compared by their place in the global stream, so neither side's number of ranks matters.
+Batches are compared by their place in the global stream, so neither side's number of ranks matters. What was delivered decides, not
+how it was asked for: runs of different recipes that delivered the same are the same stream, with a warning, since what follows
+will most likely differ.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.digest import RollingDigest
+from headrace.core.lanes import Topology, Turn
 from headrace.errors import DataError, FormatError
 from headrace.run.digest import FORMAT, Group, Leg
+
+_log = logging.getLogger("headrace")
 
 Logs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -85,11 +91,16 @@ def diff(log_a: Logs, log_b: Logs, *, batches_per_step: int | None = None) -> Di
 
     A batch that one side holds twice (a leg that was resumed from before the end of the last one, or peers that receive the same
     batches) must be the same both times; where it is not, that is the difference, and `a` and `b` are the two times.
+
+    DataError if no batch is in both: then nothing was compared. Where all that is in both is the same, but the runs are of
+    different recipes or numbers of lanes, a warning says so.
     """
-    found = _first(_Stream(log_a), _Stream(log_b))
-    if found is None or batches_per_step is None:
-        return found
-    return replace(found, step=found.batch // batches_per_step)
+    a, b = _Stream(log_a), _Stream(log_b)
+    found = _first(a, b)
+    if found is None:
+        _check_compared(a, b)
+        return None
+    return found if batches_per_step is None else replace(found, step=found.batch // batches_per_step)
 
 
 def summary(logs: Logs) -> StreamDigest:
@@ -131,12 +142,19 @@ class _Leg:
     head: Leg
     path: str
     last: int = -1
+    """Place of the last batch, in the order of delivery."""
+
+    def place(self, j: int) -> int:
+        """Where batch `j` stands in the order of delivery; -1 if another group delivers it."""
+        head, turn = self.head, Turn(j % self.head.lanes, j // self.head.lanes, mine=True)
+        topology = Topology(head.lanes, head.groups, head.group, head.mapping)
+        return topology.place(turn) if topology.owner(turn) == head.group else -1
 
     def covers(self, j: int) -> bool:
         """Whether batch `j` should be in here."""
         head = self.head
-        interleaved = head.mapping == "interleaved"
-        return interleaved and head.position <= j <= self.last and j % head.groups == head.group
+        begun = head.position // head.groups * head.groups if head.mapping == "contiguous" else head.position
+        return begun <= self.place(j) <= self.last
 
 
 @dataclass(slots=True)
@@ -170,6 +188,12 @@ class _Stream:
             self._read(os.fspath(path))
         self.end = max(self.entries, default=-1) + 1
 
+    def __str__(self) -> str:
+        """Which batches there are."""
+        if not self.entries:
+            return "no batch at all"
+        return f"{len(self.entries)} batches from number {min(self.entries)} to {self.end - 1}"
+
     def _read(self, path: str) -> None:
         decode = msgspec.json.Decoder(_Brief).decode
         leg: _Leg | None = None
@@ -196,7 +220,7 @@ class _Stream:
             raise FormatError(f"{path} is not a digest log: no run begins in it; give what digest_log=... wrote")
 
     def _add(self, j: int, entry: _Entry) -> None:
-        entry.leg.last = max(entry.leg.last, j)
+        entry.leg.last = max(entry.leg.last, entry.leg.place(j))
         before = self.entries.setdefault(j, entry)
         earlier = self.clash is None or j < self.clash.batch
         if before.digest != entry.digest and earlier:
@@ -238,6 +262,30 @@ def _first(a: _Stream, b: _Stream) -> Difference | None:
     return found
 
 
+def _check_compared(a: _Stream, b: _Stream) -> None:
+    """Say so if there was nothing to compare, or if it is no surprise when the runs part later."""
+    common = sorted(a.entries.keys() & b.entries.keys())
+    if not common:
+        raise DataError(
+            f"these logs have no batch in common, so there is nothing to compare: a holds {a}, b holds {b}. Give the logs of "
+            "all ranks and legs of a run together, as a list"
+        )
+    notes = ((j, _unlike(a.entries[j].leg, b.entries[j].leg)) for j in common)
+    if (first := next(((j, note) for j, note in notes if note), None)) is not None:
+        _log.warning(
+            "the %d batches that both logs hold are the same, but from batch %d on %s: what follows may differ",
+            len(common),
+            *first,
+        )
+
+
+def _unlike(a: _Leg, b: _Leg) -> str:
+    """How two legs differ that should be of one stream."""
+    if a.head.lanes != b.head.lanes:
+        return f"the runs have {a.head.lanes} and {b.head.lanes} lanes (canonical_replicas)"
+    return "" if a.head.recipe == b.head.recipe else "the runs are of different recipes"
+
+
 def _missing(j: int, entry: _Entry, side: str, path: str) -> Difference:
     sample = _sample(entry, entry.read(), 0)
     there, here = (None, sample) if side == "a" else (sample, None)
@@ -262,6 +310,8 @@ def _compare(j: int, left: _Entry, right: _Entry, what: str) -> Difference:
     else:
         row, at = None, 0
         what += ": the same samples, but other fields, types, values or token ranges"
+    if note := _unlike(left.leg, right.leg):
+        what += f" ({note})"
     here, there = _sample(left, a, at), _sample(right, b, at)
     return Difference(what, None, j, left.lane, row, here, there, left.where, right.where)
 
