@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Final
 
 from headrace.errors import ConfigError
+
+
+class Unset:
+    """Not given, where None has a meaning of its own ("never", "no limit")."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
 
 
 def whole_number(where: str, value: Any, least: int | None = None) -> int:

@@ -15,7 +15,7 @@ from multiprocessing.context import BaseContext
 from types import NoneType
 from typing import Any, Final, Literal, get_args
 
-from headrace.arguments import flag, whole_number
+from headrace.arguments import UNSET, Unset, flag, whole_number
 from headrace.errors import ConfigError, UnknownOptionError
 
 Runner = Literal["inline", "threads", "process"]
@@ -27,18 +27,6 @@ IpcTransport = Literal["socketpair", "pipe"]
 
 FLUSH_EVERY: Final = 8
 """Chunks between flush sentinels where a pipeline reorders or regroups records and nothing else is asked for."""
-
-
-class Unset:
-    """Not given (None already means "never" for some options)."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = Unset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from headrace.arguments import Unset
 from headrace.core.op import Fields
 from headrace.errors import ConfigError
-from headrace.options import FLUSH_EVERY, OnError, RuntimeOptions, Unset
+from headrace.options import FLUSH_EVERY, OnError, RuntimeOptions
 
 DEFAULT_PARALLELISM: Final = {
     "fetch": 4,

@@ -17,23 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from headrace.arguments import flag, whole_number
+from headrace.arguments import Unset, flag, whole_number
 from headrace.errors import ConfigError, UnknownOptionError
 
 Policy = Literal["stop", "repeat", "redistribute"]
 POLICIES: Final = ("stop", "repeat", "redistribute")
-
-
-class Unset:
-    """The value of an argument that was not given."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = Unset()
 
 
 @dataclass(frozen=True, slots=True)

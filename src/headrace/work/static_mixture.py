@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.arguments import flag, whole_number
+from headrace.arguments import UNSET, Unset, flag, whole_number
 from headrace.errors import CheckpointMismatch, ConfigError, CurriculumError
 from headrace.work.changed import what_grew
 from headrace.work.chunk import WorkChunk
 from headrace.work.lane import Curriculum, LaneAssignment, MixtureLane
 from headrace.work.mixture import MixtureSpec
 from headrace.work.order import BlockSize, CurriculumDataset, DatasetOrder, OrderSettings, sorted_by_name
-from headrace.work.repeat import UNSET, Policy, Repetition, Unset, resolve_repetition
+from headrace.work.repeat import Policy, Repetition, resolve_repetition
 from headrace.work.source import WorkSource, check_lane
 from headrace.work.timeline import Era
 
