@@ -27,9 +27,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import MISSING, Block, Column, Text
+from headrace.core.block import MISSING, Block, Text
 from headrace.core.exact import Exactly, exactly, first_changed, up_to
-from headrace.core.stack import Stacked, lacking, padding_lengths, segment_starts, stack_rows
+from headrace.core.stack import Stacked, is_there, padding_lengths, segment_starts, stack_rows
 from headrace.core.tokens import HIDDEN, LOSS_MASK, POSITIONS, TOKEN_FIELDS
 from headrace.errors import ConfigError, DataError, PayloadTypeError, UnknownOptionError
 
@@ -101,6 +101,13 @@ class TrainingOptions:
 _DEFAULTS: Final = TrainingOptions()
 _PLAIN: Final = frozenset({TOKEN_FIELDS[0], *HIDDEN})
 _KNOWN: Final = frozenset(option.name for option in fields(TrainingOptions))
+_KEYS: Final = frozenset(
+    (
+        *("ids", "texts", "input_ids", _LABELS, POSITIONS, LOSS_MASK, "padding_mask", "document_ids"),
+        *("num_valid_tokens", "cu_seqlens", "max_seqlen"),
+    )
+)
+"""What a result may hold beside extra fields, whether these records and options give it or not."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -219,7 +226,7 @@ class _Assembly:
         if asked == "auto":
             found = next((name for name in TOKEN_FIELDS if name in self.names), None)
         else:
-            found = asked if _is_there(self.block.column(asked)) else None
+            found = asked if is_there(self.block.column(asked)) else None
         if found is None:
             looked = ", ".join(TOKEN_FIELDS) if asked == "auto" else asked
             raise DataError(
@@ -373,11 +380,7 @@ def _names(block: Block) -> frozenset[str]:
     """Fields that any record has: one that only some have is an error where it is needed, never left out."""
     if block.rows is not None:
         return frozenset[str]().union(*block.rows)
-    return frozenset(name for name, column in (block.columns or {}).items() if _is_there(column))
-
-
-def _is_there(column: Column) -> bool:
-    return not isinstance(column, list) or lacking(column) < len(column)
+    return frozenset(name for name, column in (block.columns or {}).items() if is_there(column))
 
 
 def _ids(block: Block) -> list[tuple[int, int, int]]:
@@ -423,6 +426,9 @@ def _rename(out: dict[str, Any], options: TrainingOptions, empty: bool) -> dict[
 
 
 def _exclude(out: dict[str, Any], options: TrainingOptions) -> dict[str, Any]:
+    for name in options.exclude_fields:
+        if name not in out and name not in _KEYS and name not in options.extra_fields:
+            raise ConfigError(f"to_training: exclude_fields names {name!r}; the keys are {', '.join(out)}")
     return {name: value for name, value in out.items() if name not in options.exclude_fields}
 
 

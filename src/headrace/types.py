@@ -36,6 +36,7 @@ from headrace.core.block import (
     slice_column,
     to_list,
 )
+from headrace.core.equality import same
 from headrace.core.tokens import HIDDEN, PAD_TOKEN_ID, PADDING
 from headrace.errors import DataError
 from headrace.meta import (
@@ -122,7 +123,7 @@ class SampleRecord:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SampleRecord):
             return NotImplemented
-        return bool(self.meta == other.meta and self.payload == other.payload)
+        return bool(self.meta == other.meta and same(self.payload, other.payload))
 
     __hash__ = None  # type: ignore[assignment]  mutable, like the dict it holds
 

@@ -409,7 +409,7 @@ def test_labels_are_the_next_token_of_the_same_document_or_ignored(lengths: list
 def test_rename_and_exclude() -> None:
     out = training(example(), return_labels=True, rename_fields={"input_ids": "labels", "labels": "input_ids"})
     assert out["labels"][0].tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
-    out = training(example(), rename_fields={"positions": "position_ids"}, exclude_fields=("texts", "ids", "absent"))
+    out = training(example(), rename_fields={"positions": "position_ids"}, exclude_fields=("texts", "ids", "labels"))
     assert list(out) == ["input_ids", "position_ids"]
     with pytest.raises(ConfigError, match="two keys would be called 'texts'"):
         training(example(), rename_fields={"ids": "texts"})
@@ -429,6 +429,7 @@ def test_rename_and_exclude() -> None:
         ({"mask_document_boundaries": True}, ConfigError, "pass return_labels=True as well"),
         ({"eos_mask_loss": True, "return_labels": True}, ConfigError, "needs eos_token_id"),
         ({"exclude_fields": "texts"}, TypeError, "found one string"),
+        ({"exclude_fields": ("input_idz",)}, ConfigError, "exclude_fields names 'input_idz'; the keys are ids, texts, input_ids"),
         ({"position_mode": "reset"}, ConfigError, "unknown position_mode 'reset'"),
         ({"extra_fields": ("loss_mask",), "return_labels": True}, ConfigError, "take it out of extra_fields"),
         ({"extra_fields": ("input_ids",)}, ConfigError, "'input_ids' would replace a key"),

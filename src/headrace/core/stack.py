@@ -123,6 +123,11 @@ def _masked_tail(block: Block, width: int) -> NDArray[np.int64] | None:
     return padding if padding.any() else None
 
 
+def is_there(column: Column) -> bool:
+    """Whether any row has the field."""
+    return not isinstance(column, list) or lacking(column) < len(column)
+
+
 def lacking(column: list[Any]) -> int:
     """Rows without the field."""
     return sum(value is MISSING for value in column)  # not `in`: an array has no single truth

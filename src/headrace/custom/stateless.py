@@ -19,9 +19,10 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Drop, Origin
+from headrace.core.equality import same
 from headrace.core.op import BadRows, Fields, RowFailed, Worker
 from headrace.errors import ConfigError, OperatorError
-from headrace.ops.map import function_name, require_callable, same
+from headrace.ops.map import function_name, require_callable
 from headrace.options import OnError, Validation
 from headrace.types import SampleRecord, block_from_records, records_from_block
 

@@ -8,7 +8,6 @@ function must give the same rows for a block and for its halves.
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,9 +28,11 @@ from headrace.core.block import (
     slice_column,
     to_list,
 )
+from headrace.core.equality import same
 from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.stack import is_there
 from headrace.core.tokens import ATTENTION_MASK, HIDDEN, PADDING, column_lengths, find_tokens_field
-from headrace.errors import ConfigError, OperatorError
+from headrace.errors import ConfigError, OperatorError, PayloadTypeError
 from headrace.ops.named_fields import look_for
 from headrace.options import Validation
 
@@ -161,18 +162,40 @@ class MapBlock:
         unchecked = [self.validation != "off"]
 
         def transform(block: Block, bad: BadRows) -> Block:
-            shown = _shown(block).as_columns()
-            columns = {k: _plain(c) for k, c in shown.items() if self.reads is None or k in self.reads}
-            result, keep = self._call(columns, len(block))
+            block = self._named(block, bad)
+            columns = self._columns(_shown(block))
             if unchecked[0] and len(block) > 1:
                 unchecked[0] = False
-                self._check(columns, result, keep, len(block))
+                self._check(columns, len(block))
+            result, keep = self._call(columns, len(block))
             if keep is None:
                 return _with_columns(block, result)
             kept, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
             return _with_columns(keep_rows(block, kept.tolist(), dropped.tolist(), self.name, "filtered"), result)
 
         return transform
+
+    def _named(self, block: Block, bad: BadRows) -> Block:
+        """The records that have columns."""
+        kept = [row for row, payload in enumerate(block.rows or ()) if isinstance(payload, Mapping)]
+        if block.rows is None or len(kept) == len(block):
+            return block
+        for row in sorted(set(range(len(block))) - set(kept)):
+            kind = type(block.rows[row]).__name__
+            bad.add(
+                row, PayloadTypeError(f"map_block takes records with named fields, found a {kind}: use map_transform")
+            )
+        return block.take(np.asarray(kept, np.int64))
+
+    def _columns(self, block: Block) -> dict[str, Any]:
+        """What the function is shown."""
+        columns = block.as_columns()
+        if self.reads is not None:
+            inside = {path: block.column(path) for path in sorted(self.reads - columns.keys()) if "." in path}
+            columns = {k: c for k, c in columns.items() if k in self.reads} | {
+                k: c for k, c in inside.items() if is_there(c)
+            }
+        return {name: _plain(column) for name, column in columns.items()}
 
     def _call(self, columns: dict[str, Any], n: int) -> tuple[dict[str, Column], Any]:
         try:
@@ -211,10 +234,12 @@ class MapBlock:
             out[str(name)] = column
         return out, keep
 
-    def _check(self, columns: dict[str, Any], result: dict[str, Column], keep: Any, n: int) -> None:
+    def _check(self, columns: dict[str, Any], n: int) -> None:
+        """On copies: a function may work in place."""
+        result, keep = self._call(copy.deepcopy(columns), n)
         half = n // 2
         for a, b in ((0, half), (half, n)):
-            part, part_keep = self._call({k: slice_column(c, a, b) for k, c in columns.items()}, b - a)
+            part, part_keep = self._call(copy.deepcopy({k: slice_column(c, a, b) for k, c in columns.items()}), b - a)
             mask = np.ones(n, bool) if keep is None else keep
             first = int(mask[:a].sum())
             want = {k: to_list(c)[first : first + int(mask[a:b].sum())] for k, c in result.items()}
@@ -248,7 +273,7 @@ class MapBatch:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Keep only these fields (top-level names); the others are not even decoded."""
+    """Keep only these fields (whole, by their top-level names); the others are not even decoded."""
 
     fields: tuple[str, ...]
     name: str = "select"
@@ -268,6 +293,13 @@ class Select:
     def prepare(self, sample: Block | None, notes: Any = None) -> Select:
         """Look for the fields in the first records."""
         look_for("select", self.fields, sample)
+        inside = [] if sample is None else sorted(set(self.fields) - sample.as_columns().keys())
+        for path in inside:
+            if sample is not None and is_there(sample.column(path)):
+                root = path.partition(".")[0]
+                raise ConfigError(
+                    f"select({path!r}): this lies inside the field {root!r}, and select keeps whole fields; take select({root!r})"
+                )
         return self
 
     def needs(self, downstream: Fields) -> Fields:
@@ -316,28 +348,6 @@ def keep_rows(block: Block, kept: list[int], dropped: list[int], operator: str, 
     if dropped:
         out = out.dropping(Drop(operator, reason, block.origin.take(np.asarray(dropped, np.int64)).begun()))
     return out
-
-
-def same(a: Any, b: Any) -> bool:
-    """Deep equality that knows arrays and NaN."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        left, right = np.asarray(a), np.asarray(b)
-        return (
-            left.shape == right.shape
-            and left.dtype == right.dtype
-            and bool((left == right).all() or _nan_equal(left, right))
-        )
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
-        return True
-    return bool(np.all(a == b))
-
-
-def _nan_equal(a: Any, b: Any) -> bool:
-    return a.dtype.kind == "f" and np.array_equal(a, b, equal_nan=True)
 
 
 def _shown(block: Block) -> Block:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.core.block import ORIGIN_WIDTH, Block, Origin, Ragged, Text, to_list
+from headrace.core.equality import same
 from headrace.core.op import BadRows
-from headrace.errors import ConfigError, OperatorError
-from headrace.ops.map import Filter, MapBlock, MapTransform, Materialize, Select, require_callable, same
+from headrace.errors import ConfigError, OperatorError, PayloadTypeError
+from headrace.ops.map import Filter, MapBlock, MapTransform, Materialize, Select, require_callable
 
 
 def block_of(rows: list[Any] | None = None, columns: dict[str, Any] | None = None) -> Block:
@@ -129,6 +130,54 @@ def test_map_block_keeps_rows_by_mask() -> None:
 def test_map_block_that_depends_on_its_block_is_named() -> None:
     with pytest.raises(OperatorError, match="how the stream is cut into blocks"):
         run(MapBlock(lambda c: {"n": c["n"] - c["n"].mean()}), block_of(columns={"n": np.arange(6.0)}))
+
+
+def test_a_block_function_that_works_in_place_is_applied_once() -> None:
+    def thousand_more(c: dict[str, Any]) -> dict[str, Any]:
+        c["n"] += 1000
+        c["ids"][0] += 1
+        return c
+
+    columns = {"n": np.arange(6), "ids": [np.array([i]) for i in range(6)]}
+    with pytest.raises(OperatorError, match="how the stream is cut into blocks"):
+        run(MapBlock(thousand_more), block_of(columns=columns))
+    out, _ = run(
+        MapBlock(lambda c: thousand_more(c) if len(c["n"]) else c, validation="off"), block_of(columns=columns)
+    )
+    assert to_list(out.column("n")) == list(range(1000, 1006))
+
+    def more(c: dict[str, Any]) -> dict[str, Any]:
+        c["n"] += 1000
+        return c
+
+    out, _ = run(MapBlock(more), block_of(columns={"n": np.arange(6)}))
+    assert to_list(out.column("n")) == list(range(1000, 1006))
+
+
+def test_map_block_refuses_records_without_named_fields_one_by_one() -> None:
+    out, bad = run(MapBlock(lambda c: c), block_of([{"a": 1}, "text", {"a": 2}, 5]))
+    assert out.column("a") == [1, 2] and out.origin.ids[:, 2].tolist() == [0, 2]
+    assert bad.rows == [1, 3] and all(isinstance(error, PayloadTypeError) for error in bad.errors)
+    assert str(bad.errors[0]) == "map_block takes records with named fields, found a str: use map_transform"
+
+
+@pytest.mark.parametrize("columns", [True, False], ids=["columns", "rows"])
+def test_map_block_reads_inside_of_fields(columns: bool) -> None:
+    docs = [{"body": "a"}, {"body": "b"}]
+    block = block_of(columns={"doc": docs, "x": [1, 2]}) if columns else block_of([{"doc": d, "x": 1} for d in docs])
+    out, _ = run(MapBlock(lambda c: {"upper": [t.upper() for t in c["doc.body"]]}, frozenset({"doc.body"})), block)
+    assert out.column("upper") == ["A", "B"]
+
+
+def test_select_keeps_whole_fields() -> None:
+    sample = block_of([{"doc": {"body": "a"}, "x": 1}])
+    with pytest.raises(
+        ConfigError, match=r"select\('doc.body'\): this lies inside the field 'doc'.* take select\('doc'\)"
+    ):
+        Select(("doc.body",)).prepare(sample)
+    flat = block_of([{"doc.body": "a", "x": 1}])
+    op = Select(("doc.body",)).prepare(flat)
+    assert run(op, flat)[0].payloads() == [{"doc.body": "a"}]
 
 
 @pytest.mark.parametrize(
