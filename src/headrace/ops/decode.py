@@ -7,6 +7,7 @@ is left alone if it is absent and reported if it is present: turning None into t
 from __future__ import annotations
 
 import codecs
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +44,13 @@ class DecodeText:
         if not self.fields or not all(self.fields):
             raise ConfigError(f"decode_text(fields={self.fields!r}): name at least one field")
         for what, value, find in (
-            ("encoding", self.encoding, codecs.lookup),
+            ("encoding", self.encoding, _look_up_text),
             ("errors", self.errors, codecs.lookup_error),
         ):
             try:
                 find(value)
             except LookupError as error:
-                raise ConfigError(f"decode_text({what}={value!r}): Python knows no such name") from error
+                raise ConfigError(f"decode_text({what}={value!r}): {error}") from error
 
     @property
     def name(self) -> str:
@@ -162,3 +163,9 @@ def _text_rows(column: Text) -> list[str | bytes]:
         except UnicodeDecodeError:
             rows.append(raw)
     return rows
+
+
+def _look_up_text(encoding: str) -> None:
+    """LookupError for a codec that is none, or none of text, like base64."""
+    with contextlib.suppress(UnicodeError):
+        b"x".decode(encoding)

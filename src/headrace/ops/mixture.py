@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from headrace.arguments import whole_number
 from headrace.core.block import COMPONENT, MISSING, Block, Drop, Ints, Origin, field_roots, to_list
 from headrace.core.op import Fields
 from headrace.core.refusal import Refusal
-from headrace.core.tokens import TOKEN_FIELDS, column_lengths, find_tokens_field
+from headrace.core.tokens import PADDING, TOKEN_FIELDS, column_lengths, find_tokens_field
 from headrace.errors import CheckpointError, ConfigError, OperatorError, RecordError
 from headrace.ops.map import function_name
 from headrace.ops.pool import RowPool
@@ -33,6 +34,8 @@ _NAME: Final = "ensure_mixture"
 _OFF: Final = -1
 """The queue of components that the mixture gives no share."""
 _WARM_UP: Final = 1000
+_RATE_STEPS: Final = 10_000
+"""`obsolete_drain_rate` is taken as the nearest fraction with a denominator up to this: sums of whole numbers are exact."""
 _ADVICE: Final = "Such records are left out with on_error='skip' or 'quarantine'"
 _log = logging.getLogger("headrace")
 
@@ -41,7 +44,8 @@ _log = logging.getLogger("headrace")
 class EnsureMixture:
     """Hold records back so that components leave in proportion to `targets`.
 
-    `weight_by`: "auto" counts tokens, "samples" records; a field's name takes its number, a function is asked for one.
+    `weight_by`: "auto" counts tokens, padding aside, and "samples" records; a field's name takes its number, a function is asked
+    for one.
     `max_buffer_size`: records held at most; a full buffer is emptied to `drain_target_ratio` of it. None never forces a record out:
     what has no room in the mixture at a flush is dropped and counted.
     `obsolete_drain_rate`: records of components without a share that leave for each other record; 0 keeps them to the flush.
@@ -124,8 +128,8 @@ class MixtureBuffer:
         numbers, total = dict(spec.components), math.fsum(weight for _, weight in spec.targets)
         self._names = {numbers[name]: name for name, weight in spec.targets if weight > 0}
         self._shares = {numbers[name]: weight / total for name, weight in sorted(spec.targets) if weight > 0}
-        rate = spec.obsolete_drain_rate
-        self._period = math.floor(1 / rate) if rate else None
+        rate = Fraction(spec.obsolete_drain_rate).limit_denominator(_RATE_STEPS)
+        self._earned, self._price = rate.numerator, rate.denominator
         self._pool = RowPool(lane)
         self._clear()
 
@@ -135,7 +139,7 @@ class MixtureBuffer:
         self._given = dict.fromkeys(self._shares, 0.0)
         self._total = 0.0
         self._held = self._left = 0
-        self._since = 0  # records that left since the last one without a share; at most a period
+        self._credit = 0  # what records with a share have earned for those without; at `_price` one of them leaves
         self._next = self._neediest(self._shares)
 
     def push(self, block: Block) -> list[Block]:
@@ -147,7 +151,7 @@ class MixtureBuffer:
             components = block.origin.ids[:, COMPONENT].tolist()
             for handle, (component, weight) in enumerate(zip(components, weights, strict=True), first):
                 self._enqueue(component, handle, weight)
-                if component == self._next or self._held >= size or self._since == self._period:
+                if component == self._next or self._held >= size or self._off_is_due():
                     self._release(out)
         leaving = self._take(out)
         if self._pool.wasteful(self._held):
@@ -178,9 +182,9 @@ class MixtureBuffer:
         return self._pool.origins(self._handles())
 
     def state(self) -> dict[str, Any]:
-        """What has left: weights by component, and the rest since the last record without a share."""
+        """What has left: weights by component, and what that has earned for records without a share."""
         given = {self._names[number]: weight for number, weight in self._given.items() if weight}
-        return {"given": given, "total": self._total, "since": self._since, "left": self._left}
+        return {"given": given, "total": self._total, "credit": self._credit, "left": self._left}
 
     def restore(self, state: dict[str, Any], held: Block | None) -> None:
         """Queue the held records again."""
@@ -192,7 +196,7 @@ class MixtureBuffer:
                 f"{_NAME}: the checkpoint counts {unknown[0]!r}, which has no share in the mixture now"
             )
         self._given |= {numbers[name]: float(weight) for name, weight in state["given"].items()}
-        self._total, self._since, self._left = float(state["total"]), int(state["since"]), int(state["left"])
+        self._total, self._credit, self._left = float(state["total"]), int(state["credit"]), int(state["left"])
         self._next = self._neediest(self._shares)
         if held is not None and len(held):
             self._pool.restore(np.arange(len(held)), held, len(held))
@@ -227,7 +231,7 @@ class MixtureBuffer:
             self._give(_OFF if self._off_is_due() or not having else self._neediest(having), out)
 
     def _off_is_due(self) -> bool:
-        return self._period is not None and self._since >= self._period and bool(self._queues[_OFF])
+        return self._earned > 0 and self._credit >= self._price and bool(self._queues[_OFF])
 
     def _neediest(self, numbers: Any) -> int:
         """The component furthest behind its share; of equal ones the first by name."""
@@ -245,13 +249,13 @@ class MixtureBuffer:
         self._held -= 1
         self._left += 1
         if number == _OFF:
-            self._since = 0
+            self._credit = max(0, self._credit - self._price)
             return
         self._given[number] += weight
         self._total += weight
         self._next = self._neediest(self._shares)
-        if self._period is not None and self._since < self._period:
-            self._since += 1
+        if self._credit < self._price:  # at most one is owed: those that come late do not come at once
+            self._credit += self._earned
 
     def _take(self, handles: list[int]) -> list[Block]:
         return [self._pool.take(np.asarray(handles, np.int64))] if handles else []
@@ -305,7 +309,9 @@ class MixtureBuffer:
 def _tokens(block: Block) -> Ints | None:
     columns = block.as_columns()
     name = find_tokens_field(columns)
-    return None if name is None else column_lengths(columns[name], len(block))
+    lengths = None if name is None else column_lengths(columns[name], len(block))
+    padding = columns.get(PADDING)
+    return lengths - padding if lengths is not None and isinstance(padding, np.ndarray) else lengths
 
 
 def _tokens_of_row(block: Block, row: int) -> float | Exception:

@@ -102,6 +102,13 @@ class Tokenize:
         after = [self._special_id("eos")] if self.special_tokens in ("bos_eos", "eos") else []
         return before, after
 
+    @property
+    def padding_kind(self) -> Literal["", "longest", "max_length"]:
+        """To what rows are padded, however that was spelled."""
+        if self.padding == "max_length":
+            return "max_length"
+        return "longest" if self.padding in (True, "longest") else ""
+
     @functools.cached_property
     def pad_id(self) -> int:
         """The padding id: the tokenizer's, else its end id. ConfigError if it has neither."""
@@ -121,7 +128,7 @@ class Tokenize:
         be known from an earlier start.
         """
         _ = self.affixes
-        if self.padding == "max_length":
+        if self.padding_kind:
             _ = self.pad_id
         texts = self._sample_texts(sample) if isinstance(sample, Block) else sample or ()
         self._warn_of_two_begins(texts[:_LOOKED_AT])
@@ -164,7 +171,7 @@ class Tokenize:
             "missing_field": self.missing_field,
             "add_attention_mask": self.add_attention_mask,
             "max_length": self.max_length,
-            "padding": self.pad_id if self.padding == "max_length" else str(self.padding),
+            "padding": [self.padding_kind, self.pad_id] if self.padding_kind else [],
             "truncation": bool(self.truncation) and self.truncation != "do_not_truncate",
             "split_long_samples": self.split_long_samples,
             "preserve_upstream_payload": self.preserve_upstream_payload,
@@ -226,7 +233,7 @@ class _TokenizeWorker:
         rows = np.arange(len(block)) if kept is None else kept
         if op.split_long_samples:
             ids, origin, rows = self._split(ids, origin, rows)
-        if op.padding == "max_length":
+        if op.padding_kind == "max_length":
             ids, origin, rows = self._reject_long(ids, origin, rows, bad)
         columns = self._columns(ids)
         if op.preserve_upstream_payload:
@@ -270,14 +277,14 @@ class _TokenizeWorker:
 
     def _columns(self, ids: Ragged) -> dict[str, Column]:
         op = self._op
-        if op.padding == "max_length":
+        if op.padding_kind == "max_length":
             assert op.max_length is not None
             values, mask = pad(ids, op.max_length, op.pad_id)
             padding = (op.max_length - ids.lengths).astype(np.int32)
             columns: dict[str, Column] = {"input_ids": values, PADDING: padding}
             return {**columns, ATTENTION_MASK: mask} if op.add_attention_mask else columns
         columns = {"input_ids": ids}
-        if op.padding in (True, "longest"):
+        if op.padding_kind == "longest":
             columns[PAD_TOKEN_ID] = np.full(len(ids), op.pad_id, np.int64)
         if op.add_attention_mask:
             ids = ids if not ids.offsets[0] else Ragged(ids.flat, ids.offsets - ids.offsets[0])
@@ -377,8 +384,8 @@ def _check_overrides(op: Tokenize) -> None:
         value = getattr(op, f"{role}_token_id")
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{role}_token_id={value!r} is not a token id")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+            raise ConfigError(f"{role}_token_id={value!r} is not a token id: a number from 0 to {(1 << 31) - 1}")
         if op.special_tokens in ("none", "tokenizer_default"):
             raise ConfigError(
                 f"{role}_token_id={value} has no effect with special_tokens={op.special_tokens!r}; drop one of them"

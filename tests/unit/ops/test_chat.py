@@ -174,6 +174,18 @@ def test_tools_thinking_and_arguments_reach_the_template() -> None:
     assert op.needs(frozenset({"input_ids"})) == {"messages", "tools", "enable_thinking"}
 
 
+def test_what_is_not_there_is_none_to_a_template() -> None:
+    ask = "{{ '' if tools is none and documents is none else 'given' }}"
+    assert ChatTemplate(ask).renderer().render([]) == ""
+    assert ChatTemplate(ask).renderer().render([], tools=[1]) == "given"
+
+
+@pytest.mark.parametrize("tag", ["{%generation-%}", "{%+generation+%}", "{%- generation %}", "{%\ngeneration -%}"])
+def test_generation_tags_are_seen_however_they_are_written(tag: str) -> None:
+    assert ChatTemplate(tag + "x{% endgeneration %}").tagged
+    assert not ChatTemplate("{% if add_generation_prompt %}generation{% endif %}").tagged
+
+
 def test_without_a_template_contents_follow_each_other() -> None:
     text, spans = trained_on(make(chat_template=None, apply_chat_template=False), TALK[:4])
     assert text == "hellohi there<|eos|>what?nothing<|eos|>" and spans == ["hi there<|eos|>", "nothing<|eos|>"]

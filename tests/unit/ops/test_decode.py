@@ -98,7 +98,9 @@ def test_absent_field_is_nobodys_fault():
     assert not bad.rows
 
 
-@pytest.mark.parametrize("settings", [{"encoding": "utf-9"}, {"errors": "hope"}, {"fields": ()}])
+@pytest.mark.parametrize(
+    "settings", [{"encoding": "utf-9"}, {"encoding": "base64"}, {"errors": "hope"}, {"fields": ()}]
+)
 def test_wrong_settings_fail_where_they_are_made(settings: dict[str, Any]):
     with pytest.raises(ConfigError):
         DecodeText(**settings)

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from headrace.core.block import Block, Origin
+from headrace.core.tokens import PADDING
 from headrace.errors import ConfigError, OperatorError, RecordError
 from headrace.ops.mixture import EnsureMixture
 
@@ -76,6 +77,25 @@ def test_components_without_a_share_leave_one_in_so_many() -> None:
     mixer = buffer(obsolete_drain_rate=0.0)
     assert letters(mixer.push(block_of("oocwcw"))) == "cwcw"
     assert letters(mixer.flush()) == "oo"
+
+
+@pytest.mark.parametrize(("rate", "order"), [(0.6, "ccocco"), (0.3, "ccccoccc"), (1.0, "cocococ"), (2 / 3, "ccococ")])
+def test_any_rate_of_components_without_a_share_is_kept(rate: float, order: str) -> None:
+    mixer = buffer(targets=(("code", 1.0), ("old", 0.0)), obsolete_drain_rate=rate)
+    left = letters(mixer.push(block_of("o" * 400 + "c" * 400)))
+    assert left.startswith(order)
+    assert left.count("o") == pytest.approx(rate * left.count("c"), abs=1)
+
+
+def test_padding_has_no_weight() -> None:
+    block = block_of("cw" * 2)
+    width = np.full((4, 8), 1, np.int32)
+    padded = block.with_columns({"input_ids": width, PADDING: np.array([6, 0, 6, 0])})
+    mixer = buffer(weight_by="auto")
+    assert [mixer._weights(each) for each in (block.with_columns({"input_ids": width}), padded)] == [
+        [8.0] * 4,
+        [2.0, 8.0] * 2,
+    ]
 
 
 def test_without_force_what_has_no_room_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -307,6 +307,7 @@ def test_a_wrong_field_name_fails_before_the_run():
         ({"bos_token_id": 1, "special_tokens": "none"}, "no effect"),
         ({"eos_token_id": 1, "special_tokens": "tokenizer_default"}, "no effect"),
         ({"eos_token_id": -1}, "not a token id"),
+        ({"bos_token_id": 2**31}, "not a token id: a number from 0 to 2147483647"),
         ({"use_fast": False}, "use_fast"),
         ({"field": ""}, "field"),
         ({"tokenizer": len}, "exactly one"),
@@ -315,6 +316,22 @@ def test_a_wrong_field_name_fails_before_the_run():
 def test_wrong_settings_fail_where_they_are_made(options: dict[str, Any], part: str):
     with pytest.raises(ValueError, match=part):
         Tokenize(**{"tokenizer_id": SMALL, "field": "text", **options})
+
+
+@pytest.mark.parametrize(
+    "ids", [[5, 2**40 + 97], np.array([2**32 + 1], np.uint64), [-(2**31) - 1]], ids=["int", "uint64", "low"]
+)
+def test_ids_that_are_no_int32_are_refused(ids: Any):
+    with pytest.raises(ConfigError, match=r"returned the id .* for a text; ids are int32"):
+        run(Tokenize(tokenizer=lambda text: ids, field="text", special_tokens="none"), text_block(["a"]))
+
+
+def test_one_kind_of_padding_has_one_description():
+    def described(padding: Any, **settings: Any) -> Any:
+        return make(padding=padding, **settings).describe()
+
+    assert described(False) == described("do_not_pad") != described(True)
+    assert described(True) == described("longest") != described("longest", eos_token_id=7)
 
 
 def test_a_length_that_nothing_uses_is_said():

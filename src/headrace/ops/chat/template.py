@@ -15,6 +15,7 @@ Two ways lead to the spans:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,9 @@ from headrace.errors import ConfigError, RecordError
 
 BEGIN: Final = "\U0010fffe"
 END: Final = "\U0010ffff"
+_GENERATION: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_UNSET: Final[Mapping[str, Any]] = {"tools": None, "documents": None}
+"""What templates ask for by `is not none`: it is there, as None, in every conversation without them."""
 
 Span = tuple[int, int]
 Messages = Sequence[Mapping[str, Any]]
@@ -38,8 +42,7 @@ class ChatTemplate:
     @property
     def tagged(self) -> bool:
         """Whether it says itself what an assistant wrote."""
-        words = self.source.replace("{%-", "{%").replace("{%+", "{%").split("{%")[1:]
-        return any(word.split()[:1] in (["generation"], ["generation%}"], ["generation", "-%}"]) for word in words)
+        return _GENERATION.search(self.source) is not None
 
     def renderer(self) -> Renderer:
         """Compile it. ConfigError if it is no template, or Jinja is missing."""
@@ -74,7 +77,7 @@ class Renderer:
         """Text of a conversation, markers included; `prompt` ends it with the beginning of an answer."""
         try:
             return self._template.render(
-                **{**self._variables, **variables}, messages=list(messages), add_generation_prompt=prompt
+                **{**_UNSET, **self._variables, **variables}, messages=list(messages), add_generation_prompt=prompt
             )
         except self._errors as error:
             raise RecordError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error

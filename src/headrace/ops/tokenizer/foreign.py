@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.block import Ragged
+from headrace.core.exact import exactly, first_changed
 from headrace.errors import ConfigError
 from headrace.ops.tokenizer.seam import SpecialIds
 
@@ -49,6 +50,8 @@ class ForeignTokenizer:
                 f"tokenizer {self.name} returned {type(ids).__name__} of shape {array.shape} and dtype {array.dtype} for a "
                 "text; it must return one flat sequence of integer ids"
             )
+        if (at := first_changed(array, exactly(np.dtype(np.int32)))) is not None:
+            raise ConfigError(f"tokenizer {self.name} returned the id {array[at]} for a text; ids are int32")
         return array.astype(np.int32)
 
 
