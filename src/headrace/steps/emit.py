@@ -15,10 +15,10 @@ import os
 import queue
 import random
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigError, InternalError, WorkerDied
@@ -28,12 +28,13 @@ from headrace.run.failure import from_exception, unpack
 from headrace.run.shm import Recycler
 from headrace.steps.batching import THREADS_MOST, BatchSize
 from headrace.steps.emission import BLOCK, Emission, batches
-from headrace.steps.source import Pulled
+from headrace.steps.source import IterableSource, Pulled
 
 if TYPE_CHECKING:
     from headrace.steps.pipeline import Pipeline
 
 _AHEAD = 4  # messages of an emitter that wait in the parent
+_LEAVE = 0.5  # seconds that emitter threads may take to leave, all together; the workers' own follow
 
 
 def emit(readers: Iterable[Any], pipeline: Pipeline, *, seed: int | None = None) -> None:
@@ -64,8 +65,9 @@ class Port(Protocol):
         """The next message, or None if none is here."""
         ...
 
-    def close(self) -> None:
-        """End the emitter."""
+    @staticmethod
+    def close_all(ports: Sequence[Any]) -> None:
+        """End several of its kind at once: those that do not want to take their time together."""
         ...
 
 
@@ -78,14 +80,15 @@ class EmitterSource:
         self._turn = 0
         self._in_turn = 0
         self.error: BaseException | None = None
-        self._ports: list[Port] = []
+        self._kind: Any = {"process": ProcessPort, "threads": ThreadPort, "inline": InlinePort}[kind]
         self._all: list[Port] = []
-        make = {"process": ProcessPort, "threads": ThreadPort, "inline": InlinePort}[kind]
         try:
             for number, reader in enumerate(readers):
-                self._ports.append(make(number, reader, executor))
-        finally:
-            self._all = list(self._ports)
+                self._all.append(self._kind(number, reader, executor))
+        except BaseException:  # whatever it is, nothing keeps running
+            self._kind.close_all(self._all)
+            raise
+        self._ports = list(self._all)
 
     @property
     def ended(self) -> bool:
@@ -114,9 +117,7 @@ class EmitterSource:
 
     def close(self) -> None:
         """End all emitters."""
-        ProcessPort.close_all([port for port in self._all if isinstance(port, ProcessPort)])
-        for port in self._all:
-            port.close()
+        self._kind.close_all(self._all)
         self._ports.clear()
 
     def _pass_turn(self) -> None:
@@ -182,13 +183,9 @@ class ProcessPort:
             self._watch(True)
         return pulled
 
-    def close(self) -> None:
-        """End the process."""
-        self.close_all([self])
-
     @staticmethod
     def close_all(ports: Sequence[ProcessPort]) -> None:
-        """End several processes at once: one that does not want to takes its time."""
+        """End the processes."""
         for port in ports:
             port._watch(False)
             port._done = True
@@ -275,15 +272,19 @@ class ThreadPort:
             self._executor.watch(self, None)
         return pulled
 
-    def close(self) -> None:
-        """Let the thread end at its next item."""
-        self._stop.set()
-        while not self._messages.empty():
-            self._messages.get_nowait()
-        if not self._done:
-            self._done = True
-            self._executor.watch(self, None)
-        self._thread.join(timeout=1.0)
+    @staticmethod
+    def close_all(ports: Sequence[ThreadPort]) -> None:
+        """Let every thread end at its next item; one that does not in time is left behind (a daemon)."""
+        for port in ports:
+            port._stop.set()
+            while not port._messages.empty():
+                port._messages.get_nowait()
+            if not port._done:
+                port._done = True
+                port._executor.watch(port, None)
+        deadline = time.monotonic() + _LEAVE
+        for port in ports:
+            port._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         try:
@@ -307,35 +308,20 @@ class ThreadPort:
         self._executor.wake()
 
 
-class InlinePort:
+class InlinePort(IterableSource):
     """A reader that the consumer reads itself."""
 
     def __init__(self, number: int, reader: Any, executor: Paced) -> None:
         """Begin the iteration."""
         del number, executor
-        self._iterator: Iterator[Any] = iter(reader)
-        self._ended = False
-        self.error: BaseException | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether all was read."""
-        return self._ended
+        super().__init__(reader)
 
     def next(self, most: int) -> Pulled | None:
         """Up to `most` items."""
-        items: list[Any] = []
-        try:
-            for item in islice(self._iterator, most):
-                items.append(item)  # noqa: PERF402 (what came before an error is kept)
-        except Exception as error:  # noqa: BLE001 (the reader's own; raised after what was read before it)
-            self.error = error
-            self._ended = not items
-            self._iterator = iter(())
-        if not items:
-            self._ended = True
-        return Pulled(items, len(items)) if items else None
+        return self.pull(most)
 
-    def close(self) -> None:
-        """Nothing runs."""
-        self._ended = True
+    @staticmethod
+    def close_all(ports: Sequence[InlinePort]) -> None:
+        """Nothing runs: close generators."""
+        for port in ports:
+            port.close()
