@@ -124,30 +124,31 @@ class Inbox:
 
 
 class _Large:
-    """A buffer callback: keeps the large buffers, leaves the others in the pickle."""
+    """A buffer callback: keeps the buffers of at least this many bytes, leaves the others in the pickle."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int) -> None:
         self.kept: list[memoryview] = []
+        self._least = least
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # not contiguous: cannot leave the pickle
             return True
-        if raw.nbytes < THRESHOLD:
+        if raw.nbytes < self._least:
             return True
         self.kept.append(raw)
         return False
 
 
 def dumps(value: Any) -> bytes:
-    """A pickle of `value`, by reference where that works and by value where it does not."""
-    return _dumps(value)[0]
+    """A pickle of `value` with all of it inside, by reference where that works and by value where it does not."""
+    return _dumps(value, sys.maxsize)[0]
 
 
-def _dumps(value: Any) -> tuple[bytes, list[memoryview]]:
+def _dumps(value: Any, least: int = THRESHOLD) -> tuple[bytes, list[memoryview]]:
     try:
-        large = _Large()
+        large = _Large(least)
         data = pickle.dumps(value, protocol=5, buffer_callback=large.take)
         if b"__main__" not in data:
             return data, large.kept
@@ -155,7 +156,7 @@ def _dumps(value: Any) -> tuple[bytes, list[memoryview]]:
         pass
     import cloudpickle  # 50 ms that only this case pays
 
-    large = _Large()
+    large = _Large(least)
     return cloudpickle.dumps(value, protocol=5, buffer_callback=large.take), large.kept
 
 

@@ -158,3 +158,10 @@ def test_reading_leaves_the_garbage_collector_as_it_was(on: bool, monkeypatch: p
     finally:
         gc.callbacks.pop()
         gc.enable()
+
+
+def test_a_function_with_a_large_array_travels_in_one_piece() -> None:
+    table = np.arange(100_000)
+    for function in ({"table": table}, lambda row: table[row]):
+        again = pickle.loads(wire.dumps(function))
+        assert (again["table"] == table).all() if isinstance(again, dict) else again(99_999) == 99_999
