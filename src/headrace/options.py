@@ -6,6 +6,7 @@ None of them changes the data (law 1), but for those that are part of the recipe
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing as mp
 import os
@@ -24,6 +25,8 @@ OnError = Literal["raise", "skip", "quarantine"]
 Mapping_ = Literal["interleaved", "contiguous"]
 Validation = Literal["strict", "warn", "off"]
 IpcTransport = Literal["socketpair", "pipe"]
+
+_log = logging.getLogger("headrace")
 
 FLUSH_EVERY: Final = 8
 """Chunks between flush sentinels where a pipeline reorders or regroups records and nothing else is asked for."""
@@ -48,7 +51,11 @@ class RuntimeOptions:
         flush_every_k_chunks: not given means 8 where a pipeline reorders or regroups records; None or 0 means never.
         mp_context: how worker processes start. "forkserver": those of a stage are forks of one fresh process that has loaded the
             workers' program and nothing of yours (on Linux; elsewhere as with "spawn"). "spawn": each is a fresh process.
-        max_worker_retries, shutdown_mode: how they are retried and end.
+        max_worker_retries: how often the task of a worker that was killed is tried again.
+        shm_enabled: False sends large arrays to and from worker processes through their sockets, which is slower, and not through
+            shared memory.
+        mtp_mode: the engine runs in a process of its own. `mtp_buffer` is the number of finished batches prepared ahead in it
+            (None: as `prefetch_batches`), `mtp_buffer_bytes` the bound on their bytes (None: `prefetch_bytes`).
     Bad records
         on_error: "raise", "skip" or "quarantine". `max_errors` bounds the last two: a run that meets more refused records ends with
             a RecordError. Each run counts its own, on each rank in the lanes that it computes; those before a restored run's
@@ -70,9 +77,13 @@ class RuntimeOptions:
             fill, "pad" fills steps with masked batches until all data are delivered, "keep" lets each group end where its own
             data end. None means "drop", and "keep" for a single group. `batches_per_step` is the number of batches of all groups
             together in an optimizer step, so that no step ends half filled; None means one batch a group.
-    Accepted, and without effect
+    Accepted, and without effect (`Pipeline.options` warns where one is set to something else than its default)
         execution_tracking: counters are always on. mixture_config: the order in a chunk is the curriculum's.
         allow_latency_flush_in_deterministic: nothing waits for a time to pass.
+        op_queue_capacity: operators of a stage hand over without a queue; see `per_stage_prefetch` for those between stages.
+        shutdown_mode: closing always takes two seconds at most.
+        ipc_transport, ipc_buffer_bytes, shm_min_item_bytes: the transport chooses by itself, by size.
+        mtp_prefetch: what is read ahead is bounded by `mtp_buffer`. mtp_auto_checkpoint: `checkpoint()` always works after the end.
     """
 
     runner: Runner | None = None
@@ -107,7 +118,7 @@ class RuntimeOptions:
     # the engine in its own process
     mtp_mode: bool = False
     mtp_buffer: int | None = None
-    mtp_buffer_bytes: int = 8 << 20
+    mtp_buffer_bytes: int | None = None
     mtp_prefetch: int | None = None
     mtp_auto_checkpoint: bool = True
     # topology
@@ -269,7 +280,10 @@ class RuntimeOptions:
         for name in hints:
             if name not in known:
                 raise UnknownOptionError("option", name, known)
-        return replace(self, **hints)
+        changed = replace(self, **hints)
+        if idle := [name for name in hints if name in _WITHOUT_EFFECT and getattr(changed, name) != _DEFAULTS[name]]:
+            _log.warning("accepted, and without effect: options(%s)", ", ".join(f"{n}={hints[n]!r:.80}" for n in idle))
+        return changed
 
 
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
@@ -309,6 +323,16 @@ _AT_LEAST: Final = {
     "local_world_size": 1,
     "batches_per_step": 1,
 }
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "execution_tracking",
+        "mixture_config",
+        "allow_latency_flush_in_deterministic",
+        "op_queue_capacity",
+        "shutdown_mode",
+    }
+    | {"ipc_transport", "ipc_buffer_bytes", "shm_min_item_bytes", "mtp_prefetch", "mtp_auto_checkpoint"}
+)
 _FLAGS: Final = (
     "deterministic",
     "progress",
@@ -321,9 +345,10 @@ _FLAGS: Final = (
 _TEXTS: Final = ("run_id", "quarantine_path", "aggregate_dir", "aggregate_store", "digest_log")
 _NEEDED: Final = frozenset(
     {"cut_every", "prefetch_bytes", "max_worker_retries", "ipc_buffer_bytes", "shm_min_item_bytes"}
-    | {"mtp_buffer_bytes", "world_size", "global_rank", "run_id"}
+    | {"world_size", "global_rank", "run_id"}
 )
 """Options for which None means nothing."""
+_DEFAULTS: Final = {f.name: f.default for f in fields(RuntimeOptions)}
 
 
 def _choice(where: str, value: Any, choices: Sequence[Any]) -> None:

@@ -22,7 +22,7 @@ from headrace.core.plan import Plan
 from headrace.observe.summary import EngineSummary
 from headrace.options import RuntimeOptions
 from headrace.run.engine import Engine
-from headrace.run.executor import Executor, make_executor, ordered_map
+from headrace.run.executor import SLAB_BYTES, Executor, make_executor, ordered_map
 from headrace.run.handover import Finished
 from headrace.types import compact
 
@@ -164,18 +164,34 @@ class RemoteEngine:
         return self._summary
 
 
+def _for_child(spec: EngineSpec) -> EngineSpec:
+    """What the child builds: an engine with the buffer that the `mtp_` options ask for."""
+    options = spec.options
+    batches, nbytes = options.mtp_buffer or options.prefetch_batches, options.mtp_buffer_bytes or options.prefetch_bytes
+    inside = options.updated(mtp_mode=False, progress=False, prefetch_batches=batches, prefetch_bytes=nbytes)
+    return replace(spec, options=inside, plan=replace(spec.plan, prefetch=batches or spec.plan.prefetch))
+
+
 class HostedEngine(RemoteEngine):
     """The parent's side of `mtp_mode`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec.topology, spec.start)
-        self._spec = replace(spec, options=spec.options.updated(mtp_mode=False, progress=False))
+        self._spec = _for_child(spec)
         self._executor: Executor | None = None
         self._stream: Iterator[Packet] | None = None
 
     def start(self) -> None:
         """Start the child."""
-        self._executor = make_executor("process", self._spec, 1, name="engine (mtp_mode)", max_retries=0)
+        options = self._spec.options
+        self._executor = make_executor(
+            "process",
+            self._spec,
+            name="engine (mtp_mode)",
+            max_retries=0,
+            start_method=options.start_method,
+            slab_bytes=SLAB_BYTES if options.shm_enabled else 0,
+        )
         self._stream = ordered_map(self._executor, itertools.repeat(self._spec.plan.prefetch), PACKETS)
 
     def take(self) -> deque[tuple[Turn, Message]]:

@@ -12,7 +12,7 @@ from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import OperatorError
 from headrace.ops.map import function_name
 from headrace.options import OnError, RuntimeOptions
-from headrace.run.executor import Executor, TaskStream, make_executor, ordered_map
+from headrace.run.executor import SLAB_BYTES, Executor, TaskStream, make_executor, ordered_map
 from headrace.run.stage import StageWorker
 from headrace.run.tune import Throttle
 from headrace.types import SampleBatch
@@ -109,6 +109,7 @@ class Pools:
                     max_retries=self._options.max_worker_retries,
                     describe=describe_block,
                     start_method=self._options.start_method,
+                    slab_bytes=SLAB_BYTES if self._options.shm_enabled else 0,
                 )
 
     @property
