@@ -55,6 +55,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             assert found["skips"][schedule] < EXACT
         assert max(found["shapes"].values()) < EXACT
         assert len(found["shapes"]) == 4
+        assert max(found["masked"].values()) < EXACT
         assert found["no_probe"] == {"calls": 4, "statistics": 0.0}
         assert max(found["clipping"].values()) < 1e-4  # torch divides by the norm plus 1e-6
         assert found["ddp_with_full_backward"] < EXACT
@@ -82,6 +83,8 @@ def check_refusals(said: dict[str, str]) -> None:
     [
         ("not divisible", 0, "3 rows, which do not divide into 2 microbatches"),
         pytest.param("target not divisible", 1, "the target has 3 rows", marks=pytest.mark.slow),
+        ("target of fewer rows", 1, "the batch has 4 rows, the target 2"),
+        pytest.param("no target", 1, "missing a required argument: 'target'", marks=pytest.mark.slow),
         pytest.param("changed shape", 0, "variable_shapes=True", marks=pytest.mark.slow),
         pytest.param("no batch", 0, "holds stage 0 and got no batch", marks=pytest.mark.slow),
         pytest.param("no loss", 1, "stage 1, microbatch 0: there is no loss", marks=pytest.mark.slow),

@@ -35,12 +35,14 @@ from headrace.parallel.timeline import Span, Timeline
 from headrace.parallel.torch_agree import Terms, actions_digest, crossing_ties, exchange, known_of, verdict
 from headrace.parallel.torch_batch import (
     Batch,
+    CountFunction,
     LossFunction,
     Reduction,
     ScaledLoss,
+    check_same_rows,
     given_microbatches,
     merge_outputs,
-    row_shares,
+    row_counts,
     split_batch,
 )
 from headrace.parallel.torch_defer import defer_weight_gradients
@@ -59,15 +61,17 @@ class RunOptions:
 
     `group`: the ranks of this pipeline (None: all processes); with data parallelism, this replica's column.
     `wrap`: applied to each local stage, for `fully_shard(stage, mesh=...)`, `replicate(...)` or `DistributedDataParallel`.
-    `reduction`: what `loss_fn` does over rows. `variable_shapes`: let batches change shape between steps, and microbatches
-    within one; costs one small broadcast a step. `ties`: weights that stages share, where stages are given one by one.
-    `watchdog`: learn of failed ranks; a rank silent for `silence` seconds counts as failed. `keep_outputs`: return the
-    last stage's outputs.
+    `reduction`: what `loss_fn` does over a microbatch. `count`: what its mean averages over, as a function of the target;
+    by default the entries of the target, in one of integers those that are not -100. `variable_shapes`: let batches
+    change shape between steps, and microbatches within one; costs one small broadcast a step. `ties`: weights that
+    stages share, where stages are given one by one. `watchdog`: learn of failed ranks; a rank silent for `silence` seconds
+    counts as failed. `keep_outputs`: return the last stage's outputs.
     """
 
     group: dist.ProcessGroup | None = None
     wrap: Callable[[PipelineStage], nn.Module] | None = None
     reduction: Reduction = "mean"
+    count: CountFunction | None = None
     variable_shapes: bool = False
     ties: Sequence[Tie] | None = None
     watchdog: bool = True
@@ -118,7 +122,7 @@ class DistributedPipeline:
         )
         failed: Exception | None = None
         try:
-            self.loss = ScaledLoss(loss_fn, self.options.reduction)
+            self.loss = ScaledLoss(loss_fn, self.options.reduction, self.options.count)
             numbered = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
             given.update((index, _as_stage(stage)) for index, stage in numbered)
             if not isinstance(stages, Mapping):
@@ -217,7 +221,7 @@ class DistributedPipeline:
         with self._guarded():
             mine = given_microbatches(inputs, m, "inputs") if self.is_first else None
             theirs = given_microbatches(targets, m, "targets") if self.is_last else None
-            return self._run(mine, theirs, train=True)
+            return self._run(mine, theirs, train=True, same_rows=False)
 
     def eval(self, batch: Batch | None = None, target: Batch | None = None) -> RankResult:
         """The forwards only, without gradients, on any schedule; modules stay in the mode they are in."""
@@ -316,14 +320,21 @@ class DistributedPipeline:
         except BaseException as error:  # noqa: BLE001 - also an interrupt must free the other ranks
             self.guard.fail(error)
 
-    def _run(self, inputs: Any, targets: Any, *, train: bool, align: bool = False) -> RankResult:
+    def _run(
+        self, inputs: Any, targets: Any, *, train: bool, align: bool = False, same_rows: bool = True
+    ) -> RankResult:
         if self.is_first and inputs is None:
             raise ConfigError(f"rank {self.group.rank} holds stage 0 and got no batch; pass it to step() on this rank")
+        if self.is_last and (train or targets is not None):
+            self.loss.check_arguments(targets)
         shapes = self._agree_on_shapes(inputs, train)
         wants_loss = train or targets is not None or self.loss.loss_fn is None
         entries = None
         if self.is_last and wants_loss:
-            shares = _shares(shapes)
+            rows = row_counts([specs[0].shape if specs else () for specs in shapes])
+            if same_rows:
+                check_same_rows(rows, targets)
+            shares = self.loss.shares(rows, targets)
             entries = [(None if targets is None else targets[m], shares[m], m) for m in range(self.num_microbatches)]
         before = self.shared.snapshot() if train else []
         if align:
@@ -393,10 +404,6 @@ def proved(schedule: Schedule) -> tuple[Schedule, Schedule]:
             "its microbatches in ascending order"
         )
     return train, evaluate
-
-
-def _shares(shapes: list[Specs]) -> list[float]:
-    return row_shares([tuple(spec.empty("meta") for spec in specs) for specs in shapes])
 
 
 def _as_stage(module: nn.Module) -> PipelineStage:

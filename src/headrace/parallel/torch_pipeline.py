@@ -24,12 +24,14 @@ from headrace.parallel.schedule import Schedule
 from headrace.parallel.timeline import Span, Timeline
 from headrace.parallel.torch_batch import (
     Batch,
+    CountFunction,
     LossFunction,
     Reduction,
     ScaledLoss,
+    check_same_rows,
     given_microbatches,
     merge_outputs,
-    row_shares,
+    row_counts,
     split_batch,
 )
 from headrace.parallel.torch_defer import DeferredGradients, defer_weight_gradients, restore_forwards
@@ -56,8 +58,9 @@ class Pipeline:
 
     `schedule` is a name (`"gpipe"`, `"1f1b"`, `"zb-h1"`, ...) or a `Schedule`. Schedules that put several stages on a
     rank divide the stages over fewer ranks: 8 stages of `interleaved-1f1b` are 4 ranks of 2 (say `num_ranks` for more
-    per rank). `loss_fn(output, target)` averages over rows unless `reduction="sum"`; without one, the last stage
-    returns the loss. `costs` gives each action's time and each link's for the simulated clocks; without it, an action
+    per rank). `loss_fn(output, target)` averages over the entries of the target, in one of integers over those that are not
+    -100; for another mean give `count`, a function of the target, for a sum `reduction="sum"`. Without `loss_fn` the last
+    stage returns the loss. `costs` gives each action's time and each link's for the simulated clocks; without it, an action
     takes the time that it takes here, and links are free. `keep_outputs=False` lets the outputs of all microbatches go,
     which may be most of the memory. Gradients accumulate into `.grad`, as everywhere in torch:
     clear them between optimizer steps.
@@ -78,6 +81,7 @@ class Pipeline:
         *,
         num_ranks: int | None = None,
         reduction: Reduction = "mean",
+        count: CountFunction | None = None,
         costs: StageCosts | None = None,
         keep_outputs: bool = True,
     ) -> None:
@@ -85,15 +89,13 @@ class Pipeline:
         self.stages = [s if isinstance(s, PipelineStage) else PipelineStage(s) for s in stages]
         self.schedule = make_schedule(schedule, len(self.stages), num_microbatches, num_ranks)
         self.num_microbatches = num_microbatches
-        self.loss = ScaledLoss(loss_fn, reduction)
+        self.loss = ScaledLoss(loss_fn, reduction, count)
         self.costs = check_costs(costs, self.schedule)
         self.keep_outputs = keep_outputs
 
     def step(self, batch: Batch, target: Batch | None = None) -> StepResult:
         """Run the schedule forward and backward on one batch, cut into equal microbatches along dimension 0."""
-        inputs = split_batch(batch, self.num_microbatches, "batch")
-        targets = None if target is None else split_batch(target, self.num_microbatches, "target")
-        return self._run(self.schedule, inputs, targets, train=True)
+        return self._run(self.schedule, *self._split(batch, target), train=True)
 
     def step_microbatches(self, inputs: Sequence[Batch], targets: Sequence[Batch] | None = None) -> StepResult:
         """The same with microbatches of the caller's making, which may differ in shape and in rows."""
@@ -107,10 +109,16 @@ class Pipeline:
 
         It does not switch modules to evaluation mode; that is `stage.eval()`.
         """
+        with torch.no_grad():
+            return self._run(self.schedule.forward_only(), *self._split(batch, target), train=False)
+
+    def _split(
+        self, batch: Batch, target: Batch | None
+    ) -> tuple[list[tuple[Tensor, ...]], list[tuple[Tensor, ...]] | None]:
         inputs = split_batch(batch, self.num_microbatches, "batch")
         targets = None if target is None else split_batch(target, self.num_microbatches, "target")
-        with torch.no_grad():
-            return self._run(self.schedule.forward_only(), inputs, targets, train=False)
+        check_same_rows(_rows(inputs), targets)
+        return inputs, targets
 
     def _run(
         self,
@@ -120,6 +128,8 @@ class Pipeline:
         *,
         train: bool,
     ) -> StepResult:
+        if train or targets is not None:
+            self.loss.check_arguments(targets)
         run = _Run(self, schedule, inputs, targets, train)
         stores = run.stores if train and schedule.splits_backward else {}
         try:
@@ -152,7 +162,7 @@ class _Run:
         """Cut the work to size."""
         stages = self.schedule.num_stages
         self.last = stages - 1
-        self.shares = row_shares(self.inputs)
+        self.shares = self.pipeline.loss.shares(_rows(self.inputs), self.targets)
         self.stores = {stage: DeferredGradients() for stage in range(stages)}
         self.held = [0] * stages
         self.peak = [0] * stages
@@ -363,6 +373,10 @@ def _seconds(costs: StageCosts, action: Action) -> float:
         Kind.B: costs.backward,
     }
     return table[action.kind][action.stage]
+
+
+def _rows(microbatches: Sequence[tuple[Tensor, ...]]) -> list[int]:
+    return row_counts([m[0].shape if m else () for m in microbatches])
 
 
 def _detached(value: Any) -> Any:

@@ -122,13 +122,32 @@ def shapes() -> dict[str, Any]:
         "short again": [(2, 3)] * 3,
     }.items():
         tokens, labels = ([torch.randint(0, 17, size) for size in sizes] for _ in range(2))
-        rows = sum(size[0] for size in sizes)
-        wanted = sum(token_loss(model(t), y) * len(t) / rows for t, y in zip(tokens, labels, strict=True))
+        tokens_in_all = sum(y.numel() for y in labels)
+        wanted = sum(token_loss(model(t), y) * y.numel() / tokens_in_all for t, y in zip(tokens, labels, strict=True))
         grads = dict(zip(named, torch.autograd.grad(wanted, list(named.values())), strict=True))  # type: ignore[arg-type]
         model.zero_grad()
         result = pipeline.step_microbatches(tokens if pipeline.is_first else None, labels if pipeline.is_last else None)
         assert result.loss is not None
         found[name] = max(worst(pipeline, grads), relative_error(result.loss, wanted))  # type: ignore[arg-type]
+    return found
+
+
+def masked() -> dict[str, Any]:
+    """Labels that are ignored, unevenly, and in one microbatch all of them; training and evaluation."""
+    found = {}
+    for schedule in ("1f1b", "zb-h1", "zbv"):
+        model = language_model(2, tied=False)
+        pipeline = DistributedPipeline(
+            cut(model, [1, 1, 1, 1] if schedule == "zbv" else [2, 2]), 4, schedule, token_loss, NO_DOG
+        )
+        tokens, labels = (torch.randint(0, 17, (8, 5)) for _ in range(2))
+        labels[0, 1:] = labels[2:4] = -100
+        loss, grads = full_batch_gradients(model, dict(model.named_parameters()), tokens, labels, token_loss)
+        result, evaluated = pipeline.step(tokens, labels), pipeline.eval(tokens, labels)
+        assert result.loss is not None
+        assert evaluated.loss is not None
+        losses = [relative_error(r, loss) for r in (result.loss, evaluated.loss)]
+        found[schedule] = max(*losses, worst(pipeline, {f"module.{n}": g for n, g in grads.items()}))
     return found
 
 
@@ -239,7 +258,7 @@ def ddp_with_full_backward() -> float:
     return worst(pipeline, {f"module.module.{n}": g for n, g in grads.items()})
 
 
-CHECKS = [transposed, skips, shapes, no_probe, clipping, ddp_with_full_backward, refusals]
+CHECKS = [transposed, skips, shapes, masked, no_probe, clipping, ddp_with_full_backward, refusals]
 
 
 def main() -> None:

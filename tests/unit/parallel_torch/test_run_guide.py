@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "guide" / "model-pipelines-run.md"
 
 def test_every_block_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, Any] = {"__name__": "guide"}
     try:
         for block in blocks:
