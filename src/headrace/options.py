@@ -37,10 +37,12 @@ class RuntimeOptions:
     """Everything that `Pipeline.options()` takes.
 
     Execution
-        runner: "threads" (default), "process" or "inline", for every stage; `per_stage_runner` by stage index.
-        max_workers: upper bound on workers of all stages together; None means the processors of this machine, 1 to 16.
-        worker_allocation: "fit_to_ops" takes each operator's parallelism, "per_stage_fixed" gives every stage
-            `max_workers`, "global" divides `max_workers` over the stages, "autotune" moves workers while running.
+        runner: "threads" (default), "process" or "inline", for every stage. Where it is "process", fetch stays on threads.
+            `per_stage_runner` for single stages, by the number that `explain()` shows; operators that remember run inline always.
+        max_workers: upper bound on workers of all stages together; a stage that has workers has at least one. None means as many
+            as `worker_allocation` says, of the processors of this machine, 1 to 16, where that needs a number.
+        worker_allocation: "fit_to_ops" takes each operator's parallelism, "per_stage_fixed" gives each stage `max_workers` of its
+            own, "global" divides `max_workers` over the stages, "autotune" moves workers while running.
         deterministic: False lets the first stage release blocks as they finish. A checkpoint then records that order.
         micro_batch: rows in a block that one worker takes at a time; None: 256, and up to 1024 small ones where workers only
             read.

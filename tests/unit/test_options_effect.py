@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,26 @@ def test_arrays_go_through_shared_memory_unless_that_is_switched_off(mode: dict[
     assert [child.arena.pages > 0 for child in executor._children] == [enabled]
     assert [int(record.payload["x"][-1]) for b in (first, *iterator) for record in b.records] == list(range(16))
     pipeline.close()
+
+
+def with_pid(row: dict[str, Any]) -> dict[str, Any]:
+    return {"x": int(row["x"][0]), "pid": os.getpid()}
+
+
+def pid_of_batch(batch: Any) -> tuple[list[Any], int]:
+    return [(record.payload["x"], record.payload["pid"]) for record in batch.records], os.getpid()
+
+
+def test_stages_run_in_processes_where_they_are_asked_to() -> None:
+    chain = Pipeline(source(16)).map_transform(with_pid).batch(4).map_batch(pid_of_batch)
+    chain.options(runner="threads", per_stage_runner={0: "process", 2: "process"}, max_workers=2)
+    shown = chain.explain()
+    assert "Stage[0] runner=process workers=1 ops=['fetch@p1', 'map_transform@p1']" in shown
+    assert "Stage[2] runner=process workers=1 ops=['map_batch@p1']" in shown
+    batches: list[Any] = list(chain)
+    assert [x for rows, _ in batches for x, _ in rows] == list(range(16))
+    pids = {pid for rows, of_batch in batches for pid in (of_batch, *(p for _, p in rows))}
+    assert len(pids) == 2 and os.getpid() not in pids
 
 
 def test_the_buffer_of_the_engine_s_process_has_the_size_asked_for() -> None:

@@ -119,11 +119,17 @@ def compile_plan(nodes: Sequence[Node], options: RuntimeOptions, cpus: int) -> P
         )
     limit = options.max_workers or max(1, min(cpus, 16))
     groups = _group(nodes, options)
+    for stage, runner in options.per_stage_runner.items():
+        groups = _with_runner(groups, stage, runner)
     workers = _allocate(groups, options, limit, cpus)
     stages = []
     for i, (group, runner) in enumerate(groups):
         window = options.per_stage_prefetch.get(i, options.default_stage_prefetch or 2 * workers[i] + 2)
         stages.append(Stage(tuple(group), runner, workers[i], window if workers[i] else 0))
+    for stage, window in options.per_stage_prefetch.items():
+        if stage >= len(stages) or not stages[stage].pooled:
+            why = "there is no such stage" if stage >= len(stages) else "it has no workers, and so no queue"
+            raise ConfigError(f"option per_stage_prefetch={{{stage}: {window}}}: {why}. {_listed(stages)}")
     total = max(1, sum(workers))
     return Plan(
         stages=tuple(stages),
@@ -187,7 +193,7 @@ def _flush_every(nodes: Sequence[Node], options: RuntimeOptions) -> int:
     return FLUSH_EVERY if isinstance(every, Unset) else every or 0
 
 
-def _runner(node: Node, stage: int, options: RuntimeOptions) -> str:
+def _runner(node: Node, options: RuntimeOptions) -> str:
     if node.stateful or options.runner == "inline":
         return "inline"
     if node.op.name == "fetch":
@@ -195,9 +201,6 @@ def _runner(node: Node, stage: int, options: RuntimeOptions) -> str:
         return "inline" if node.op.readers.at_hand and not asked else "threads"
     if node.post_batch:
         return "threads"
-    chosen = options.per_stage_runner.get(stage)
-    if chosen is not None:
-        return chosen
     if node.placement in ("process", "threads", "inline"):
         return node.placement
     return options.runner or "threads"
@@ -207,7 +210,7 @@ def _group(nodes: Sequence[Node], options: RuntimeOptions) -> list[tuple[list[No
     """Neighbours with the same runner, and no differing wish for workers, form a stage."""
     groups: list[tuple[list[Node], str]] = []
     for node in nodes:
-        runner = _runner(node, len(groups), options)
+        runner = _runner(node, options)
         if groups and _joins(node, runner, *groups[-1]):
             groups[-1][0].append(node)
         else:
@@ -226,6 +229,27 @@ def _joins(node: Node, runner: str, group: list[Node], group_runner: str) -> boo
     return not asked or node.parallelism is None or node.parallelism in asked
 
 
+def _with_runner(groups: list[tuple[list[Node], str]], stage: int, runner: str) -> list[tuple[list[Node], str]]:
+    """One stage elsewhere. Stages are cut before that and stay as they are, so that their numbers do."""
+    asked = f"option per_stage_runner={{{stage}: {runner!r}}}"
+    if stage >= len(groups):
+        raise ConfigError(f"{asked}: there is no such stage. {_listed(groups)}")
+    nodes, _ = groups[stage]
+    if nodes[0].stateful and runner != "inline":
+        raise ConfigError(
+            f"{asked}: {nodes[0].op.name} remembers, so it runs inline, on the thread that drives the lane. {_listed(groups)}"
+        )
+    return [*groups[:stage], (nodes, runner), *groups[stage + 1 :]]
+
+
+def _listed(stages: Sequence[Stage | tuple[list[Node], str]]) -> str:
+    """The stages by number, as explain() shows them, for messages."""
+    names = (
+        "+".join(node.op.name for node in (stage.nodes if isinstance(stage, Stage) else stage[0])) for stage in stages
+    )
+    return "The stages are " + ", ".join(f"{i}: {name}" for i, name in enumerate(names))
+
+
 def _allocate(groups: list[tuple[list[Node], str]], options: RuntimeOptions, limit: int, cpus: int) -> list[int]:
     wanted = [0 if runner == "inline" else max(n.workers(cpus) for n in group) for group, runner in groups]
     pooled = [i for i, w in enumerate(wanted) if w]
@@ -235,7 +259,8 @@ def _allocate(groups: list[tuple[list[Node], str]], options: RuntimeOptions, lim
         case "global" | "autotune":
             return _share_out(wanted, pooled, limit)
         case _:
-            return [min(w, options.max_workers) if options.max_workers else w for w in wanted]
+            bounded = options.max_workers is not None and sum(wanted) > options.max_workers
+            return _share_out(wanted, pooled, limit) if bounded else wanted
 
 
 def _share_out(wanted: list[int], pooled: list[int], limit: int) -> list[int]:

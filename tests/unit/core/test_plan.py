@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.plan import Node, compile_plan, describe, projection
+from headrace.errors import ConfigError
 from headrace.ops.batch import Batch
 from headrace.ops.fetch import Fetch, SharedReaders
 from headrace.ops.map import Filter, MapBatch, MapBlock, MapTransform, Materialize, Select
@@ -51,7 +53,33 @@ def test_processes_are_for_everything_but_fetch_and_finished_batches() -> None:
         ("map_batch", "threads", 4),
     ]
     assert stages(Node(MapTransform(dict), None, "process"), Node(Batch(2)))[1] == ("map_transform", "process", 4)
-    assert stages(Node(MapTransform(dict)), Node(Batch(2)), per_stage_runner={1: "process"})[0][1] == "threads"
+
+
+def test_a_stage_runs_where_it_is_asked_to_by_its_number() -> None:
+    chain = [Node(MapTransform(dict), 2), Node(MapTransform(dict), 3), Node(Batch(2)), Node(MapBatch(len))]
+    plain = stages(*chain)
+    assert [runner for _, runner, _ in plain] == ["threads", "threads", "inline", "threads"]
+    for stage, runner in ((0, "process"), (1, "process"), (0, "inline"), (3, "inline"), (3, "process"), (2, "inline")):
+        found = stages(*chain, per_stage_runner={stage: runner})
+        workers = 0 if runner == "inline" else plain[stage][2]
+        assert found == [*plain[:stage], (plain[stage][0], runner, workers), *plain[stage + 1 :]]
+    assert stages(*chain, runner="inline", per_stage_runner={1: "threads"})[1] == ("map_transform", "threads", 3)
+    both = stages(*chain, per_stage_runner={0: "process", 1: "process"})
+    assert [label for label, _, _ in both] == [label for label, _, _ in plain], "numbers stay those of explain()"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"per_stage_runner": {9: "process"}}, r"per_stage_runner=\{9: 'process'\}: there is no such stage"),
+        ({"per_stage_runner": {1: "threads"}}, r"per_stage_runner=\{1: 'threads'\}: batch remembers"),
+        ({"per_stage_prefetch": {17: 3}}, r"per_stage_prefetch=\{17: 3\}: there is no such stage"),
+        ({"per_stage_prefetch": {1: 3}}, r"per_stage_prefetch=\{1: 3\}: it has no workers"),
+    ],
+)
+def test_a_stage_that_is_not_there_or_cannot_is_an_error(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match + r".* The stages are 0: fetch\+map_transform, 1: batch$"):
+        stages(Node(MapTransform(dict)), Node(Batch(2)), **options)
 
 
 def test_inline_means_no_workers_at_all() -> None:
@@ -59,7 +87,7 @@ def test_inline_means_no_workers_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocation", "expected"), [("fit_to_ops", [3, 3]), ("per_stage_fixed", [3, 3]), ("global", [2, 1])]
+    ("allocation", "expected"), [("fit_to_ops", [2, 1]), ("per_stage_fixed", [3, 3]), ("global", [2, 1])]
 )
 def test_workers_are_shared_out(allocation: str, expected: list[int]) -> None:
     found = stages(
@@ -71,10 +99,13 @@ def test_workers_are_shared_out(allocation: str, expected: list[int]) -> None:
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=5), st.integers(1, 20))
 def test_a_global_budget_is_kept_unless_stages_outnumber_it(wishes: list[int], limit: int) -> None:
     nodes = [Node(MapTransform(dict), wish) for wish in wishes]
-    found = stages(*nodes, max_workers=limit, worker_allocation="global")
-    workers = [w for _, _, w in found]
-    assert min(workers) >= 1
-    assert sum(workers) <= max(limit, len(workers))
+    wanted = [w for _, _, w in stages(*nodes)]
+    for allocation in ("global", "fit_to_ops"):
+        workers = [w for _, _, w in stages(*nodes, max_workers=limit, worker_allocation=allocation)]
+        assert min(workers) >= 1
+        assert sum(workers) <= max(limit, len(workers))
+        if allocation == "fit_to_ops":
+            assert all(map(operator.le, workers, wanted)) and (sum(wanted) > limit or workers == wanted)
 
 
 def test_projection_is_worked_out_backwards() -> None:
