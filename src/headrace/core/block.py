@@ -167,21 +167,41 @@ def take_ragged(values: NDArray[Any], offsets: Ints, index: Ints) -> tuple[NDArr
     return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)), out
 
 
+def column_form(column: Column) -> Any:
+    """What columns must have in common to be joined as they are: kind, and for numbers type and shape of a row.
+
+    Joining two types of numbers would make a third of them, so that a row's value would depend on its neighbours: 2**60 + 1
+    beside a float is no longer itself.
+    """
+    match column:
+        case Ragged():
+            return Ragged, column.values.dtype, column.values.shape[1:]
+        case np.ndarray():
+            return np.ndarray, column.dtype, column.shape[1:]
+        case _:
+            return type(column)
+
+
 def concat_columns(columns: Sequence[Column]) -> Column:
-    """Rows of each, one after the other. Unlike kinds become a list of objects."""
+    """Rows of each, one after the other. Unlike forms become a list of the rows' own values."""
+    columns = [column for column in columns if len(column)] or columns[:1]
     first = columns[0]
     if len(columns) == 1:
         return first
-    if all(isinstance(c, Ragged) for c in columns):
-        parts = [c.flat for c in columns]  # type: ignore[union-attr]
-        return Ragged(np.concatenate(parts), _join_offsets([c.offsets for c in columns]))  # type: ignore[union-attr]
-    if all(isinstance(c, Text) for c in columns):
-        data = [c.data[c.offsets[0] : c.offsets[-1]] for c in columns]  # type: ignore[union-attr]
-        return Text(np.concatenate(data), _join_offsets([c.offsets for c in columns]))  # type: ignore[union-attr]
-    arrays = [c for c in columns if isinstance(c, np.ndarray)]
-    if len(arrays) == len(columns) and all(a.shape[1:] == arrays[0].shape[1:] for a in arrays):
-        return np.concatenate(arrays)
-    return [value for column in columns for value in to_list(column)]
+    form = column_form(first)
+    if not all(column_form(column) == form for column in columns[1:]):
+        return [value for column in columns for value in to_list(column)]
+    same: Sequence[Any] = columns
+    match first:
+        case Ragged():
+            return Ragged(np.concatenate([c.flat for c in same]), _join_offsets([c.offsets for c in same]))
+        case Text():
+            data = [c.data[c.offsets[0] : c.offsets[-1]] for c in same]
+            return Text(np.concatenate(data), _join_offsets([c.offsets for c in same]))
+        case list():
+            return [value for column in same for value in column]
+        case _:
+            return np.concatenate(same)
 
 
 def _join_offsets(offsets: Sequence[Ints]) -> Ints:

@@ -25,6 +25,7 @@ from headrace.core.block import (
     Origin,
     Ragged,
     Text,
+    column_form,
     concat_blocks,
     concat_columns,
     take_column,
@@ -181,16 +182,21 @@ def interleave(parts: Sequence[Block], order: Ints) -> Block:
     origin = Origin.concat([part.origin for part in parts]).take(order)
     merged: dict[str, Column] = {}
     for name in columns[0] or {}:
-        same = [c[name] for c in columns if c is not None]
-        if all(isinstance(c, Text) for c in same):
-            merged[name] = _shuffled(same, order)  # type: ignore[arg-type]
-        elif all(isinstance(c, Ragged) for c in same):
-            merged[name] = Ragged(*_scatter([(c.values, c.offsets) for c in same], order))  # type: ignore[union-attr]
-        elif all(isinstance(c, np.ndarray) for c in same) and len({(c.dtype, c.shape[1:]) for c in same}) == 1:  # type: ignore[union-attr]
-            merged[name] = _place(same, order)  # type: ignore[arg-type]
-        else:
-            merged[name] = take_column(concat_columns(same), order)
+        merged[name] = _interleaved([c[name] for c in columns if c is not None], order)
     return Block(parts[0].lane, origin, merged, None, tuple(d for part in parts for d in part.drops))
+
+
+def _interleaved(parts: Sequence[Any], order: Ints) -> Column:
+    first, form = parts[0], column_form(parts[0])
+    if isinstance(first, list) or any(column_form(part) != form for part in parts[1:]):
+        return take_column(concat_columns(parts), order)
+    match first:
+        case Text():
+            return _shuffled(parts, order)
+        case Ragged():
+            return Ragged(*_scatter([(part.values, part.offsets) for part in parts], order))
+        case _:
+            return _place(parts, order)
 
 
 def _shuffled(parts: Sequence[Text], order: Ints) -> Column:

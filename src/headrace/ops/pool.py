@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import ORIGIN_WIDTH, Block, Column, Ints, Origin, Ragged, Text, concat_blocks
+from headrace.core.block import ORIGIN_WIDTH, Block, Column, Ints, Origin, Ragged, Text, column_form, concat_blocks
 
 _WASTE: Final = 2
 _SLACK: Final = 1024
@@ -162,12 +162,12 @@ class _Field:
     """One column over all blocks. Columns of another form than the first are left out, so `parts` comes short."""
 
     def __init__(self, column: Column) -> None:
-        self._form = _form(column)
+        self._form = column_form(column)
         self._spans = _Matrix(2) if isinstance(column, (Ragged, Text)) else None
         self.parts: list[Any] = []  # values, bytes, arrays or lists, one a block
 
     def append(self, column: Column) -> None:
-        if _form(column) != self._form:
+        if column_form(column) != self._form:
             return
         if isinstance(column, (Ragged, Text)):
             assert self._spans is not None
@@ -195,13 +195,3 @@ class _Field:
         starts, ends = self._spans.rows[rows].T
         parts = self.parts
         return [parts[b][a:z] for b, a, z in zip(owners, starts.tolist(), ends.tolist(), strict=True)], ends - starts
-
-
-def _form(column: Column) -> Any:
-    match column:
-        case Ragged():
-            return (column.values.dtype, column.values.shape[1:], "ragged")
-        case np.ndarray():
-            return (column.dtype, column.shape[1:])
-        case _:
-            return type(column)

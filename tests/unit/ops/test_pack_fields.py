@@ -127,12 +127,12 @@ def test_the_token_field_can_be_named() -> None:
         (({"input_ids": [1]}, {"input_ids": "ab"}), "field 'input_ids' must hold numbers.* it is a str"),
         (({"input_ids": [1]}, {"input_ids": [1], "loss_mask": [1]}), "'loss_mask' appears in some records only"),
         (({"input_ids": [1], "positions": [0]},), "the record has 'positions' already"),
-        (({"input_ids": np.array([1], np.uint16)}, {"input_ids": [70_000]}), "is int64 here and uint16 before"),
-        (({"input_ids": np.array([1], np.uint16)},), "pad_token_id 100000 does not fit the token type uint16"),
+        (({"input_ids": np.array([1], np.uint16)}, {"input_ids": [1 << 31]}), "is int64 here and int32 in a packed row"),
+        (({"input_ids": np.array([1], np.uint16)},), "pad_token_id 4294967296 does not fit the token type int32"),
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_packed(payloads: tuple[Any, ...], words: str) -> None:
-    pad = 100_000 if "pad_token_id" in words else 0
+    pad = 1 << 32 if "pad_token_id" in words else 0
     with pytest.raises(RecordError, match=words):
         for payload in payloads[:-1]:
             packed(payload)
@@ -172,9 +172,9 @@ def test_types_that_fit_are_converted() -> None:
 
 def test_an_empty_first_list_does_not_decide_the_type() -> None:
     accumulator = PackFlat(2, algorithm="wrap").accumulator(0)
-    accumulator.push(records({"input_ids": []}))
-    (block,) = accumulator.push(records({"input_ids": [3, 4]}))
-    assert block.columns["input_ids"].dtype == np.int64
+    accumulator.push(records({"input_ids": [], "weight": []}))
+    (block,) = accumulator.push(records({"input_ids": [3, 4], "weight": [1, 2]}))
+    assert block.columns["weight"].dtype == np.int64
 
 
 def test_needs_asks_for_the_token_field_and_what_is_wanted() -> None:

@@ -98,10 +98,13 @@ def test_a_cap_closes_rows_early() -> None:
     assert drops == []
 
 
-def test_token_types_are_kept() -> None:
-    block, _ = pack(PackFlat(2, algorithm="wrap"), documents([1, 2], [3, 4], dtype=np.uint16))
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.uint32, np.int64])
+def test_token_ids_are_packed_as_int32(kind: type) -> None:
+    block, _ = pack(
+        PackFlat(2, algorithm="wrap"), documents([1, 2], [3, 70_000 if kind != np.uint16 else 4], dtype=kind)
+    )
     assert block is not None
-    assert block.columns["input_ids"].dtype == np.uint16
+    assert block.columns["input_ids"].dtype == np.int32
 
 
 def test_positions_of_very_many_short_segments() -> None:

@@ -7,20 +7,23 @@
   None) is an error: without it every label would count.
 
 The first record of the stream (or after a flush) decides the token field; the first one that has tokens decides the others
-and all types, because an empty list says nothing about its kind. An empty document is asked for no other field. Both decisions
-are part of the state, so that a resumed run judges records as the first one did.
+and their types, because an empty list says nothing about its kind. An empty document is asked for no other field. Both decisions
+are part of the state, so that a resumed run judges records as the first one did. Token ids are int32 in every row. A record whose
+values the type of a field does not hold as they are is an error; no value changes, and what a record comes to never depends on
+which records are in the block with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Column, Drop, Ints, Ragged, Text
+from headrace.core.exact import exactly, first_changed
 from headrace.core.tokens import (
     HIDDEN,
     LOSS_MASK,
@@ -34,6 +37,8 @@ from headrace.core.tokens import (
 from headrace.errors import PayloadTypeError, RecordError
 
 _NAME = "pack_flat"
+TOKEN_TYPE: Final = np.dtype(np.int32)
+"""What packed token ids are, whatever types they come in: shards written by other programs share rows."""
 
 
 @dataclass(slots=True)
@@ -169,6 +174,8 @@ class AlignedFields:
         for name, dtype in found.items():
             if dtype.kind not in "biuf":
                 raise _not_numbers(block, row, name)
+        if found[self.tokens].kind != "f":
+            found[self.tokens] = TOKEN_TYPE
         dtype = found[self.tokens]
         if self._pad is not None and dtype.kind in "iu" and not np.iinfo(dtype).min <= self._pad <= np.iinfo(dtype).max:
             message = f"pad_token_id {self._pad} does not fit the token type {dtype}"
@@ -190,27 +197,33 @@ class AlignedFields:
         )
 
     def _typed(self, block: Block, name: str, column: Column, lengths: Ints) -> NDArray[Any]:
-        """Values of one field, flat, in the type the stream has."""
+        """Values of one field, flat, in the type the stream has. Each record is judged by its own values."""
         dtype = self.dtypes[name]
-        if isinstance(column, list):
-            arrays = [np.asarray(value) for value in column if len(value)]
-            if any(array.dtype.kind not in "biuf" for array in arrays):
-                raise _not_numbers(block, _first_odd(column), name)
-            flat = np.concatenate(arrays) if arrays else np.empty(0, dtype)
-        else:
-            flat = column.flat if isinstance(column, Ragged) else np.asarray(column).reshape(-1)
-        if dtype is None or flat.dtype == dtype:
-            return flat
-        cast = flat.astype(dtype)
-        if not np.can_cast(flat.dtype, dtype, "safe") and (cast != flat).any():
-            row = int(lengths.cumsum().searchsorted((cast != flat).nonzero()[0][0], side="right"))
-            raise _error(
-                block,
-                row,
-                f"field {name!r} is {flat.dtype} here and {dtype} before, and the values do not fit",
-                "give the field one type",
-            )
-        return cast
+        assert dtype is not None
+        at, out = 0, list[NDArray[Any]]()
+        for values in self._parts(block, name, column):
+            place = _first_changed(values, dtype)
+            if place is not None:
+                row = int(lengths.cumsum().searchsorted(at + place, side="right"))
+                message = f"field {name!r} is {values.dtype} here and {dtype} in a packed row, which does not hold {values[place]}"
+                raise _error(block, row, message, "give the field one type")
+            at += len(values)
+            out.append(values.astype(dtype, copy=False))
+        return out[0] if len(out) == 1 else np.concatenate(out)
+
+    def _parts(self, block: Block, name: str, column: Column) -> list[NDArray[Any]]:
+        """Values of one field, flat, in as few arrays as it has types."""
+        if not isinstance(column, list):
+            return [column.flat if isinstance(column, Ragged) else np.asarray(column).reshape(-1)]
+        arrays = [np.asarray(value) for value in column]
+        types = {array.dtype for array in arrays}
+        kinds = {dtype.kind for dtype in types}
+        if not kinds <= set("biuf"):
+            raise _not_numbers(block, next(i for i, array in enumerate(arrays) if array.dtype.kind not in "biuf"), name)
+        if "f" in kinds and (row := _first_rounded(column, arrays)) is not None:
+            message = f"field {name!r} holds fractions and whole numbers of more than 53 bits, and no type holds both"
+            raise _error(block, row, message, "mend the record, or remove the field before packing")
+        return [np.concatenate(arrays)] if len(types) == 1 else arrays
 
 
 def _is_numbers(column: Column, row: int) -> bool:
@@ -256,9 +269,24 @@ def _kind(column: Column, row: int) -> str:
             return f"an array of shape {column.shape[1:]} per record"
 
 
-def _first_odd(column: Sequence[Any]) -> int:
-    """The first record with something in it that is no number, or none that 64 bits hold."""
-    return next(row for row, value in enumerate(column) if len(value) and np.asarray(value).dtype.kind not in "biuf")
+def _first_changed(values: NDArray[Any], dtype: np.dtype[Any]) -> int | None:
+    """Place of the first value that another type would not hold as it is."""
+    if values.dtype == dtype:
+        return None
+    if values.dtype.kind == dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            changed = (values.astype(dtype) != values) & ~np.isnan(values)
+        return int(np.argmax(changed)) if changed.any() else None
+    return first_changed(values, exactly(dtype))
+
+
+def _first_rounded(column: Sequence[Any], arrays: Sequence[NDArray[Any]]) -> int | None:
+    """The first record in which numpy has made a float of a whole number that is none."""
+    for row, (value, array) in enumerate(zip(column, arrays, strict=True)):
+        large = isinstance(value, (list, tuple)) and array.dtype.kind == "f" and (np.abs(array) >= 1 << 53).any()
+        if large and any(isinstance(one, int) and one != float(one) for one in value):
+            return row
+    return None
 
 
 def _not_numbers(block: Block, row: int, name: str) -> RecordError:
