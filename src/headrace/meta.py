@@ -26,6 +26,8 @@ SampleId = tuple[int, int, int]
 SampleCursorKey = tuple[int, int, tuple[int, ...], SampleId]
 
 PACKING_TAG: Final = "_packing_metadata"
+ROW_LENGTH_TAG: Final = "_row_length"
+"""Tokens of a row, padding included, as they were when the record was made."""
 
 
 @total_ordering

@@ -37,10 +37,12 @@ from headrace.core.block import (
     to_list,
 )
 from headrace.core.equality import same
-from headrace.core.tokens import HIDDEN, PAD_TOKEN_ID, PADDING
+from headrace.core.padding import padding_of_payload, unknown_padding
+from headrace.core.tokens import HIDDEN, PAD_TOKEN_ID, PADDING, find_tokens_field, is_sequence
 from headrace.errors import DataError
 from headrace.meta import (
     PACKING_TAG,
+    ROW_LENGTH_TAG,
     ChunkId,
     ChunkOffset,
     ComponentId,
@@ -284,8 +286,16 @@ def meta_of_row(block: Block, row: int) -> SampleMeta:
     (meta,) = metas_from_origin(block.origin.slice(row, row + 1), block.lane)
     hidden = _hidden_of_row(block, row)
     if hidden or block.origin.rows is not None:
-        return replace(meta, tags={**meta.tags, **_tags(meta, hidden)})
+        return replace(meta, tags={**meta.tags, **_tags(meta, hidden, _length_of_row(block, row))})
     return meta
+
+
+def _length_of_row(block: Block, row: int) -> int:
+    """Numbers in its token field; 0 if it has none."""
+    names = block.columns if block.rows is None else block.rows[row]
+    name = find_tokens_field(names) if isinstance(names, Mapping) else None
+    value: Any = () if name is None else to_list(slice_column(block.column(name), row, row + 1))[0]
+    return len(value) if is_sequence(value) else 0
 
 
 def _hidden_of_row(block: Block, row: int) -> dict[str, Any]:
@@ -310,8 +320,8 @@ def _payloads(block: Block) -> list[Any]:
     return [{k: v for k, v in row.items() if k not in HIDDEN} if isinstance(row, Mapping) else row for row in rows]
 
 
-def _tags(meta: SampleMeta, hidden: dict[str, Any]) -> dict[str, Any]:
-    """Hidden columns of one row as tags; the padding joins the packing summary."""
+def _tags(meta: SampleMeta, hidden: dict[str, Any], length: int) -> dict[str, Any]:
+    """Hidden columns of one row as tags; the padding joins the packing summary, and the tokens that it is among are counted."""
     tags = {name: value for name, value in hidden.items() if name != PADDING}
     if PADDING in hidden or meta.contributors:
         padding = int(hidden.get(PADDING, 0))
@@ -322,6 +332,7 @@ def _tags(meta: SampleMeta, hidden: dict[str, Any]) -> dict[str, Any]:
             "packing_efficiency": total / (total + padding) if total + padding else 0.0,
             "padding_length": padding,
         }
+        tags[ROW_LENGTH_TAG] = length
     return tags
 
 
@@ -334,7 +345,7 @@ def block_from_records(records: Sequence[SampleRecord]) -> Block:
         raise ValueError(f"a batch holds rows of one lane, found lanes {sorted(lanes)}")
     origin = Origin.concat([_origin(record.meta) for record in records])
     payloads = [record.payload for record in records]
-    hidden = _hidden_columns([record.meta for record in records])
+    hidden = _hidden_columns(records, origin)
     if not hidden or not all(isinstance(payload, Mapping) for payload in payloads):
         return Block(lanes.pop(), origin, None, payloads)
     names = dict.fromkeys(name for payload in payloads for name in payload)
@@ -342,10 +353,21 @@ def block_from_records(records: Sequence[SampleRecord]) -> Block:
     return Block(lanes.pop(), origin, {**columns, **hidden})
 
 
-def _hidden_columns(metas: Sequence[SampleMeta]) -> dict[str, Column]:
+def _hidden_columns(records: Sequence[SampleRecord], origin: Origin) -> dict[str, Column]:
+    """OperatorError for a row that was changed so that nobody knows what of it is padding."""
     columns: dict[str, Column] = {}
+    metas = [record.meta for record in records]
     if any(PACKING_TAG in meta.tags for meta in metas):
-        columns[PADDING] = np.array([meta.padding_length for meta in metas], np.int32)
+        padding = np.zeros(len(records), np.int32)
+        for row, record in enumerate(records):
+            was = int(record.meta.tags.get(ROW_LENGTH_TAG, 0))
+            left = padding_of_payload(record.payload, record.meta.padding_length, was)
+            if left is None:
+                name = find_tokens_field(record.payload) if isinstance(record.payload, Mapping) else None
+                lengths = None if name is None else (was, len(record.payload[name]))
+                raise unknown_padding(Block(0, origin, None, []), row, lengths)
+            padding[row] = left
+        columns[PADDING] = padding
     if any(PAD_TOKEN_ID in meta.tags for meta in metas):
         columns[PAD_TOKEN_ID] = np.asarray([meta.tags.get(PAD_TOKEN_ID, 0) for meta in metas])
     return columns

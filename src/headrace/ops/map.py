@@ -16,8 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.core.block import (
-    DATASET,
-    ROW,
     Block,
     Column,
     Drop,
@@ -30,8 +28,9 @@ from headrace.core.block import (
 )
 from headrace.core.equality import same
 from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.padding import hidden_columns, padding_of, unknown_padding
 from headrace.core.stack import is_there
-from headrace.core.tokens import ATTENTION_MASK, HIDDEN, PADDING, column_lengths, find_tokens_field
+from headrace.core.tokens import HIDDEN
 from headrace.errors import ConfigError, OperatorError, PayloadTypeError
 from headrace.ops.named_fields import look_for
 from headrace.options import Validation
@@ -312,7 +311,7 @@ class Select:
 
         def select(block: Block, bad: BadRows) -> Block:
             if block.columns is not None:
-                return block.with_columns({k: c for k, c in block.columns.items() if k in wanted})
+                return _with_columns(block, {k: c for k, c in block.columns.items() if k in wanted})
             return block.with_rows(
                 [
                     {k: v for k, v in row.items() if k in wanted} if isinstance(row, Mapping) else row
@@ -359,50 +358,20 @@ def _shown(block: Block) -> Block:
 
 def _with_rows(block: Block, rows: list[Any]) -> Block:
     """What a function made of each row."""
-    own = block.columns is not None and not HIDDEN.isdisjoint(block.columns)
-    if not own or not all(isinstance(row, Mapping) for row in rows):
+    if block.columns is None or HIDDEN.isdisjoint(block.columns):
         return block.with_rows(rows)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return _with_columns(block, {name: [lookup(row, name) for row in rows] for name in names})
+    if all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(name for row in rows for name in row)
+        return _with_columns(block, {name: [lookup(row, name) for row in rows] for name in names})
+    for row in np.flatnonzero(padding_of(block)).tolist():
+        if not isinstance(rows[row], Mapping):
+            raise unknown_padding(block, row, None)
+    return block.with_rows(rows)
 
 
 def _with_columns(block: Block, columns: dict[str, Column]) -> Block:
-    """What a function made of these rows, and the library's own columns: a row with as many tokens as before is as padded."""
-    before = block.columns or {}
-    own = {name: before[name] for name in sorted(HIDDEN) if name in before}
-    padding = own.pop(PADDING, None)
-    name = find_tokens_field(before)
-    if padding is not None and name is not None and name in columns:
-        was, now = column_lengths(before[name], len(block)), column_lengths(columns[name], len(block))
-        if was is not None and now is not None:
-            padded = np.array(padding)
-            for row in np.flatnonzero((was != now) & ((padded != 0) | (ATTENTION_MASK in columns))).tolist():
-                padded[row] = _padding_left(block, columns, name, row, int(padded[row]))
-            own[PADDING] = padded
-    return block.with_columns({**columns, **own})
-
-
-def _padding_left(block: Block, columns: dict[str, Column], name: str, row: int, padding: int) -> int:
-    """Of a row that a function has made longer or shorter: a mask says it, or it follows where the end was cut off."""
-    before, after = (np.asarray(_value(side[name], row)) for side in (block.columns or {}, columns))
-    if ATTENTION_MASK in columns:
-        mask = np.atleast_1d(np.asarray(_value(columns[ATTENTION_MASK], row)))
-        if len(mask) == len(after):
-            return len(mask) - int(np.flatnonzero(mask).max(initial=-1)) - 1
-    if not padding:
-        return 0
-    if len(after) <= len(before) and np.array_equal(after, before[: len(after)]):
-        return max(0, padding - (len(before) - len(after)))
-    dataset, shard, at = block.origin.firsts()[row, DATASET : ROW + 1].tolist()
-    raise OperatorError(
-        f"a function has made {len(after)} tokens of the {len(before)} of a padded row (dataset {dataset}, shard {shard}, row "
-        f"{at}) and nothing says how many are padding: return an {ATTENTION_MASK!r} of as many numbers, change rows before they "
-        "are padded, or cut them at their end only"
-    )
-
-
-def _value(column: Column, row: int) -> Any:
-    return to_list(slice_column(column, row, row + 1))[0]
+    """What a function made of these rows, and the library's own columns."""
+    return block.with_columns({**columns, **hidden_columns(block, columns)})
 
 
 def _is_one_value(column: Any) -> bool:

@@ -121,3 +121,83 @@ def test_a_mask_says_what_is_padding_in_rows_of_another_length() -> None:
 def test_padding_of_which_nothing_is_known_is_an_error(change: Any) -> None:
     with pytest.raises(OperatorError, match=r"7 tokens of the 6 of a padded row .*row 1\) and nothing says how many"):
         packed(lambda p: p.map_transform(change))
+
+
+def padded(then: Any) -> list[list[int]]:
+    """Labels of rows of 3 and 4 letters that are padded to 8, behind what `then` adds."""
+    data = Dataset.from_dict("toy", {0: InMemoryShard([{"text": t} for t in ("abc", "bcde")])})
+    pipeline = Pipeline(StaticMixtureWorkSource(datasets=[data], mixture={"toy": 1.0}, shuffle_shards=False))
+    pipeline.tokenize(Letters(), field="text", special_tokens="none", padding="max_length", max_length=8)
+    (batch,) = then(pipeline).batch(2).options(runner="inline")
+    return batch.to_training(dtype=np.int64, return_labels=True)["labels"].tolist()
+
+
+LABELS = [[1, 2, *[-100] * 5], [2, 3, 4, *[-100] * 4]]
+
+
+class Changed:
+    """An operator on records."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def process_many(self, records: Any) -> Any:
+        for record in records:
+            record.payload = self.change(record.payload)
+        return records
+
+
+def without_mask(payload: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": payload["input_ids"]}
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda p: p,
+        lambda p: p.select("input_ids"),
+        lambda p: p.select("input_ids").select("input_ids").filter(bool),
+        lambda p: p.map_transform(lambda row: {"tokens": row["input_ids"]}),
+        lambda p: p.map_block(lambda columns: {"tokens": columns["input_ids"]}),
+        lambda p: p.map_transform(without_mask).map_transform(lambda row: {"ids": list(row["input_ids"])}),
+    ],
+    ids=["plain", "select", "select_twice", "renamed", "renamed_columns", "renamed_later"],
+)
+def test_padding_of_tokenized_rows_stays_known(then: Any) -> None:
+    assert padded(then) == LABELS
+
+
+def test_a_selection_is_padded_to_the_longest_of_the_batch_as_well() -> None:
+    data = Dataset.from_dict("toy", {0: InMemoryShard([{"text": t} for t in ("abc", "bcde")])})
+    pipeline = Pipeline(StaticMixtureWorkSource(datasets=[data], mixture={"toy": 1.0}, shuffle_shards=False))
+    pipeline.tokenize(Letters(), field="text", special_tokens="none", padding="longest").select("input_ids")
+    (batch,) = pipeline.batch(2).options(runner="inline")
+    assert batch.to_training(dtype=np.int64, return_labels=True)["labels"].tolist() == [[1, 2, -100], [2, 3, 4]]
+
+
+def test_tokens_of_padded_rows_alone_are_an_error() -> None:
+    with pytest.raises(OperatorError, match=r"made a payload without fields of a padded row .*row 0\)"):
+        padded(lambda p: p.map_transform(lambda row: row["input_ids"]))
+
+
+def cut(payload: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:6] for name, value in payload.items()}
+
+
+@pytest.mark.parametrize("in_records", [False, True], ids=["operator", "records"])
+def test_records_that_were_cut_are_read_off_their_mask_or_refused(in_records: bool) -> None:
+    def labels(change: Any) -> list[list[int]]:
+        if not in_records:
+            return padded(lambda p: p.add_op(Changed(change)))
+        data = Dataset.from_dict("toy", {0: InMemoryShard([{"text": t} for t in ("abc", "bcde")])})
+        pipeline = Pipeline(StaticMixtureWorkSource(datasets=[data], mixture={"toy": 1.0}, shuffle_shards=False))
+        pipeline.tokenize(Letters(), field="text", special_tokens="none", padding="max_length", max_length=8)
+        (batch,) = pipeline.batch(2).options(runner="inline")
+        for record in batch.records:
+            record.payload = change(record.payload)
+        return batch.to_training(dtype=np.int64, return_labels=True)["labels"].tolist()
+
+    assert labels(lambda payload: payload) == LABELS
+    assert labels(cut) == [[1, 2, -100, -100, -100], [2, 3, 4, -100, -100]]
+    with pytest.raises(OperatorError, match=r"made 6 tokens of the 8 of a padded row .*row 0\)"):
+        labels(lambda payload: {"input_ids": payload["input_ids"][:6]})
