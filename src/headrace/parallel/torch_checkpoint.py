@@ -4,10 +4,14 @@ Each rank writes its own stages' tensors with `torch.distributed.checkpoint`, un
 model (`blocks.7.up.weight`), not in the stage. So 4 stages save, and 2 or 1 load; sharded parameters (FSDP2) are put
 together and cut again on the way. Two stages that use one name for different tensors would silently lose one of them:
 that is an error here.
+
+`headrace.json` is what makes the folder a checkpoint: it is removed before the first tensor is written and comes, whole,
+after the last. So a save that was cut short leaves a folder that nothing loads, never new weights with an old position.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections import Counter
@@ -34,6 +38,7 @@ from headrace.errors import CheckpointError, ConfigError
 from headrace.parallel.torch_distributed import DistributedPipeline
 
 _EXTRA = "headrace.json"
+_METADATA = ".metadata"  # torch's index of the tensors
 _LOCAL = re.compile(r"stages\.(\d+)\.(?:module\.)?")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -46,14 +51,23 @@ def save_checkpoint(
 ) -> None:
     """Write model, optimizer and `extra` (what JSON can hold: step, data position) to a folder; every rank calls it.
 
-    `extra` is taken from the rank of the first stage; the ranks between need not know it.
+    `extra` is taken from the rank of the first stage; the ranks between need not know it. A checkpoint that the folder holds
+    is given up first, so keep the last one elsewhere until this returns: a folder for each step.
     """
     whole = _Whole(pipeline.modules)
     _check_names(pipeline, whole)
-    save(_state(whole, optimizer), checkpoint_id=str(path))
-    if _writes_extra(pipeline):
+    folder = Path(path)
+    writes = _writes_extra(pipeline)
+    if writes:
+        for name in (_EXTRA, _METADATA):
+            (folder / name).unlink(missing_ok=True)
+    dist.barrier()  # no rank writes into what still passes for the old checkpoint
+    save(_state(whole, optimizer), checkpoint_id=str(folder))
+    if writes:
         body = {"extra": extra or {}, "stages": pipeline.schedule.num_stages, "schedule": pipeline.schedule.name}
-        Path(path, _EXTRA).write_bytes(msgspec.json.encode(body))
+        unfinished = folder / f"{_EXTRA}.tmp"
+        unfinished.write_bytes(msgspec.json.encode(body))
+        os.replace(unfinished, folder / _EXTRA)
     dist.barrier()
 
 
@@ -61,8 +75,7 @@ def load_checkpoint(
     path: str | Path, pipeline: DistributedPipeline, optimizer: Optimizer | None = None
 ) -> dict[str, Any]:
     """Read what any cut of this model has written into this one; returns `extra`, on every rank."""
-    if not Path(path, _EXTRA).exists():
-        raise CheckpointError(f"{path} holds no {_EXTRA}: it is no checkpoint of a pipeline, or was never finished")
+    extra = load_extra(path)
     whole = _Whole(pipeline.modules)
     _check_names(pipeline, whole)
     state = _state(whole, optimizer)
@@ -75,8 +88,7 @@ def load_checkpoint(
     load(state, checkpoint_id=str(path))
     _restore(whole, optimizer, state)
     pipeline.shared.align()
-    body = msgspec.json.decode(Path(path, _EXTRA).read_bytes())
-    return body["extra"]
+    return extra
 
 
 def load_into_module(path: str | Path, model: nn.Module) -> None:
@@ -84,6 +96,7 @@ def load_into_module(path: str | Path, model: nn.Module) -> None:
 
     The model's names must be those that the stages were cut from: an `nn.Sequential` given to `split_model`, say.
     """
+    load_extra(path)  # an error if it was never finished
     state = get_model_state_dict(model)
     renamed = {f"model.{name}": value for name, value in state.items()}
     with warnings.catch_warnings():
@@ -91,6 +104,16 @@ def load_into_module(path: str | Path, model: nn.Module) -> None:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(renamed, checkpoint_id=str(path), no_dist=True)
     set_model_state_dict(model, {name.removeprefix("model."): value for name, value in renamed.items()})
+
+
+def load_extra(path: str | Path) -> dict[str, Any]:
+    """What was saved as `extra`, without loading anything else; an error if the folder holds no finished checkpoint."""
+    try:
+        return msgspec.json.decode(Path(path, _EXTRA).read_bytes())["extra"]
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} holds no {_EXTRA}: it is no checkpoint of a pipeline, or its save was cut short; load an earlier one"
+        ) from None
 
 
 class _Whole(nn.Module):
@@ -144,8 +167,3 @@ def _writes_extra(pipeline: DistributedPipeline) -> bool:
     )
     dist.all_reduce(lowest, dist.ReduceOp.MIN)
     return int(lowest.item()) == dist.get_rank()
-
-
-def load_extra(path: str | Path) -> dict[str, Any]:
-    """What was saved as `extra`, without loading anything else."""
-    return msgspec.json.decode(Path(path, _EXTRA).read_bytes())["extra"]

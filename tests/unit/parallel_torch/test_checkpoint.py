@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from pipeline_models import cut, language_model, token_loss
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from headrace.errors import CheckpointError, ConfigError
-from headrace.parallel import Schedule
+from headrace.parallel import Schedule, torch_checkpoint
 from headrace.parallel.torch_checkpoint import load_checkpoint, load_extra, load_into_module, save_checkpoint
 from headrace.parallel.torch_distributed import DistributedPipeline
 from headrace.parallel.torch_stage import PipelineStage
@@ -73,3 +74,36 @@ def test_refusals(tmp_path: Path) -> None:
     clash = DistributedPipeline(same, 1, Schedule.from_csv("0F0,1F0,1B0,0B0"), token_loss)
     with pytest.raises(ConfigError, match=r"two stages call a tensor '0.weight'"):
         save_checkpoint(tmp_path / "d", clash)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("tensors_written", [False, True])
+def test_a_save_that_was_cut_short_over_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors_written: bool
+) -> None:
+    """It is no checkpoint, and says so: new weights must not go with the old position."""
+    model = language_model(1, tied=False)
+    pipe = pipeline(model, [1, 2])
+    save_checkpoint(tmp_path, pipe, extra={"step": 1})
+
+    def killed(state: dict[str, object], checkpoint_id: str) -> None:
+        if tensors_written:
+            save(state, checkpoint_id=checkpoint_id)
+        raise Killed
+
+    with monkeypatch.context() as during:
+        during.setattr(torch_checkpoint, "save", killed)
+        with pytest.raises(Killed):
+            save_checkpoint(tmp_path, pipe, extra={"step": 2})
+    for load in (
+        lambda: load_checkpoint(tmp_path, pipe),
+        lambda: load_into_module(tmp_path, model),
+        lambda: load_extra(tmp_path),
+    ):
+        with pytest.raises(CheckpointError, match="its save was cut short"):
+            load()
+    save_checkpoint(tmp_path, pipe, extra={"step": 3})
+    assert load_checkpoint(tmp_path, pipe) == {"step": 3}
