@@ -130,6 +130,14 @@ class Counters:
         if drop.tokens:
             share.dropped_tokens[drop.operator, drop.reason] += drop.tokens
 
+    def dropped(self) -> Counter[tuple[int, str, str]]:
+        """Samples dropped on the way to any group, by dataset id, operator and reason."""
+        total: Counter[tuple[int, str, str]] = Counter()
+        with self.lock:
+            for share in self.shares.values():
+                total.update(share.dropped)
+        return total
+
     def handed_out_for(self, group: int) -> Counter[int]:
         """Samples handed out that a group delivered or dropped, or whose group is not known yet."""
         handed_out = self.handed_out.sums()

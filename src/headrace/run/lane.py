@@ -31,6 +31,7 @@ from headrace.run.pools import Pool
 from headrace.run.released import recorded
 from headrace.run.restore import locate, refetch, refetch_in_turn
 from headrace.run.stage import StageResult
+from headrace.run.stretch import Stretch
 from headrace.run.undelivered import Held
 
 
@@ -49,6 +50,11 @@ class Workshop:
     keep_last: bool = False
     digested: bool = False
     stats: dict[int, OperatorCounters] = field(default_factory=dict)
+    stretch: Stretch = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Watch for a long stretch without a batch."""
+        self.stretch = Stretch(self.counters)
 
 
 class Lane:
@@ -119,11 +125,13 @@ class Lane:
         for message in stream:
             if isinstance(message, (Block, Item)):
                 self.account.deliver(message.origin)
+                self._shop.stretch.ended()
                 if taken:
                     taken -= 1
                     continue
             elif isinstance(message, Cut):
                 self.account.passed(message)
+                self._shop.stretch.grows()
                 if taken:
                     continue
             self._caught_up = True
