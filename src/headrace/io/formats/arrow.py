@@ -3,6 +3,9 @@
 Text stays UTF-8 bytes and offsets; numbers are numpy; numeric lists are `Ragged`, or `[n, S]` if their size is fixed. What
 holds nulls or structure becomes Python objects, made for the rows asked for and not before. A row's value is the same either
 way: it does not depend on whether some other row of its row group is null.
+
+What is stored is read-only, and others will read it. Numbers that are handed out are a copy, which is the caller's own to change
+whatever rows it asked for. Of the bytes of text it may be a view.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from headrace.core.block import Column, Ints, Ragged, Text, concat_columns, slic
 from headrace.io.buffers import BufferPool
 
 _VIEW_SHARE = 4
-"""A slice of at least one part in this many of its column is a view; a smaller one is copied, since a view would keep the
-whole column in memory for as long as somebody holds a few of its rows."""
+"""Text of at least one part in this many of its column is a view; less is copied, since a view would keep the whole column in
+memory for as long as somebody holds a few of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,22 @@ def store_column(column: pa.ChunkedArray) -> Stored:
     parts = [_store_chunk(chunk) for chunk in chunks]
     if any(isinstance(part, Objects) for part in parts):
         return Objects(column)
-    return concat_columns([part for part in parts if not isinstance(part, Objects)])
+    joined = concat_columns([part for part in parts if not isinstance(part, Objects)])
+    for array in _arrays(joined):
+        array.flags.writeable = False
+    return joined
+
+
+def _arrays(column: Column) -> list[NDArray[Any]]:
+    match column:
+        case Text():
+            return [column.data, column.offsets]
+        case Ragged():
+            return [column.values, column.offsets]
+        case list():
+            return []
+        case _:
+            return [column]
 
 
 def unsound_rows(column: pa.ChunkedArray) -> dict[int, str]:
@@ -87,16 +105,19 @@ def take_rows(column: Stored, rows: Ints) -> Column:
     """Rows in the order of `rows`; fresh objects for each."""
     if isinstance(column, Objects):
         return _objects(column.array.take(pa.array(rows)))
-    return take_column(column, rows)
+    taken = take_column(column, rows)
+    if isinstance(taken, Ragged) and not taken.values.flags.writeable:  # one run of rows is a view
+        return Ragged(taken.values.copy(), taken.offsets)
+    return taken
 
 
 def slice_rows(column: Stored, start: int, stop: int, pool: BufferPool) -> Column:
-    """Rows `start:stop`: a view of a large part of the column, a copy of a small one."""
-    if isinstance(column, Objects):
-        return _objects(column.array.slice(start, stop - start))
-    if (stop - start) * _VIEW_SHARE >= len(column):
-        return slice_column(column, start, stop)
+    """Rows `start:stop`: a copy, or a view where it is text and a large part of the column."""
     match column:
+        case Objects():
+            return _objects(column.array.slice(start, stop - start))
+        case Text() if (stop - start) * _VIEW_SHARE >= len(column):
+            return slice_column(column, start, stop)
         case Text():
             data, offsets = _copy(column.data, column.offsets[start : stop + 1], pool)
             return Text(data, offsets)
