@@ -56,6 +56,7 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert max(found["shapes"].values()) < EXACT
         assert len(found["shapes"]) == 4
         assert max(found["masked"].values()) < EXACT
+        assert found["frozen_tie"] == {"no gradient": True, "as it was": True}
         assert found["no_probe"] == {"calls": 4, "statistics": 0.0}
         assert max(found["clipping"].values()) < 1e-4  # torch divides by the norm plus 1e-6
         assert found["ddp_with_full_backward"] < EXACT
@@ -70,6 +71,7 @@ def check_refusals(said: dict[str, str]) -> None:
         "swapped": ("ScheduleError",),
         "too many ranks": ("runs on 3 ranks",),
         "local stages by name": ("needs the number of stages",),
+        "frozen on one rank": ("shared weights", "of stage 1 on rank 0, ", "of stage 1 (frozen) on rank 1"),
         "not my stage": ("but got no stage",),
     }
     assert set(said) == set(words)

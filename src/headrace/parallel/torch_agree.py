@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import xxhash
+from torch import nn
 
 from headrace.errors import ConfigError, WorkerDied
 from headrace.parallel.schedule import Schedule
@@ -79,13 +80,17 @@ def _cut(stages: Mapping[int, PipelineStage], num_stages: int | None) -> str:
     return str([len(stack.names) for stack in stacks.values()])
 
 
-def crossing_ties(ties: Iterable[Tie], schedule: Schedule) -> list[tuple[tuple[int, ...], str]]:
-    """The weights whose copies several ranks must keep equal: those ranks, and the places."""
+def crossing_ties(
+    ties: Iterable[Tie], schedule: Schedule, stages: Mapping[int, nn.Module]
+) -> list[tuple[tuple[int, ...], str]]:
+    """The weights whose copies several ranks must keep equal: those ranks, and the places, and whether `stages` has it frozen."""
     found: list[tuple[tuple[int, ...], str]] = []
     for tie in ties:
         ranks = tuple(sorted({schedule.stage_to_rank[stage] for stage in tie.stages}))
         if len(ranks) > 1:
-            found.append((ranks, " = ".join(f"{name!r} of stage {stage}" for stage, name in tie.places)))
+            places = " = ".join(f"{name!r} of stage {stage}" for stage, name in tie.places)
+            mine = [stages[stage].get_parameter(name) for stage, name in tie.places if stage in stages]
+            found.append((ranks, f"{places} (frozen)" if any(not p.requires_grad for p in mine) else places))
     return found
 
 

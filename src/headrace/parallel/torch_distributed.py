@@ -148,7 +148,8 @@ class DistributedPipeline:
         self._ties = find_ties(stages) if self.options.ties is None else self.options.ties
         if not terms.whole:
             terms = replace(terms, **known_of({s: stages[s] for s in mine}, self.schedule.num_stages))
-        return replace(terms, actions=actions_digest(self.schedule), ties=crossing_ties(self._ties, self.schedule))
+        ties = crossing_ties(self._ties, self.schedule, stages)
+        return replace(terms, actions=actions_digest(self.schedule), ties=ties)
 
     def _agree(self, terms: Terms, failed: Exception | None) -> None:
         """Compare with the pipeline's other ranks, and connect the watchdog; an error, on every rank, if they differ.

@@ -81,7 +81,7 @@ class SharedWeights:
 
     The gradient of a shared weight is the sum over its places. Each copy gets its own part, so without this the copies
     drift apart at the first optimizer step. Copies live on several ranks, or on one: two stages of one rank share an
-    object, until `fully_shard` gives each stage its own shards.
+    object, until `fully_shard` gives each stage its own shards. Freeze or thaw a copy on every rank that has one.
     """
 
     def __init__(
@@ -122,16 +122,22 @@ class SharedWeights:
         return [[None if p.grad is None else _local(p.grad).clone() for p in c.parameters] for c in self._shared]
 
     def add_gradients(self, before: list[list[Tensor | None]]) -> None:
-        """Sum this step's gradients over the copies; `before` is the snapshot, which is summed already."""
-        for copies, earlier in zip(self._shared, before, strict=True):
-            for parameter in copies.parameters:
+        """Sum this step's gradients over the copies; `before` is the snapshot, which is summed already.
+
+        A frozen weight keeps no gradient: an optimizer would take one of zeros for a reason to decay the weight.
+        """
+        for copies, snapshot in zip(self._shared, before, strict=True):
+            trained = [(p, old) for p, old in zip(copies.parameters, snapshot, strict=True) if p.requires_grad]
+            if not trained:  # on every rank: the ranks have compared that
+                continue
+            for parameter, _ in trained:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            grads = [_local(p.grad) for p in copies.parameters if p.grad is not None]
-            total = torch.stack([g if e is None else g - e for g, e in zip(grads, earlier, strict=True)]).sum(0)
+            grads = [(_local(cast(Tensor, p.grad)), old) for p, old in trained]
+            total = torch.stack([grad if old is None else grad - old for grad, old in grads]).sum(0)
             if copies.handle is not None:
                 dist.all_reduce(total, group=copies.handle)
-            for grad, old in zip(grads, earlier, strict=True):
+            for grad, old in grads:
                 grad.copy_(total if old is None else total + old)
 
 

@@ -151,6 +151,19 @@ def masked() -> dict[str, Any]:
     return found
 
 
+def frozen_tie() -> dict[str, bool]:
+    """A shared weight that is not trained gets no gradient, which weight decay would take for a reason to change it."""
+    model = language_model(2, tied=True)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    pipeline = DistributedPipeline(cut(model, [2, 2]), 2, "1f1b", token_loss, NO_DOG)
+    optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1.0, weight_decay=0.1)
+    tokens = torch.randint(0, 17, (4, 5))
+    pipeline.step(tokens, tokens)
+    optimizer.step()
+    return {"no gradient": model[0].weight.grad is None, "as it was": torch.equal(model[0].weight, before)}
+
+
 class Counted(nn.Module):
     """An embedding and a batch norm: what a probe on garbage would break or change."""
 
@@ -234,10 +247,18 @@ def refusals() -> dict[str, str]:
         "local stages by name": message(
             lambda: make(stages={dist.get_rank(): cut(blocks(2), [1, 1])[dist.get_rank()]})
         ),
+        "frozen on one rank": message(half_frozen),
         "not my stage": message(
             lambda: make(build_schedule("1f1b", 2, 2), stages={1 - dist.get_rank(): cut(blocks(2), [1, 1])[0]})
         ),
     }
+
+
+def half_frozen() -> None:
+    """One copy of a shared weight would be trained, the other not."""
+    model = language_model(2, tied=True)
+    model[0].weight.requires_grad_(dist.get_rank() == 0)
+    DistributedPipeline(cut(model, [2, 2]), 2, "1f1b", token_loss, NO_DOG)
 
 
 def proven(schedule: Schedule) -> None:
@@ -258,7 +279,7 @@ def ddp_with_full_backward() -> float:
     return worst(pipeline, {f"module.module.{n}": g for n, g in grads.items()})
 
 
-CHECKS = [transposed, skips, shapes, masked, no_probe, clipping, ddp_with_full_backward, refusals]
+CHECKS = [transposed, skips, shapes, masked, frozen_tie, no_probe, clipping, ddp_with_full_backward, refusals]
 
 
 def main() -> None:

@@ -99,13 +99,16 @@ def test_a_tie_that_crosses_ranks() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     model[3].weight = model[0].weight
     model[1].bias = model[0].bias
-    ties = find_ties(split_model(model, [1, 1, 1, 1]))
+    model[1].bias.requires_grad_(False)
+    stages = dict(enumerate(split_model(model, [1, 1, 1, 1])))
+    ties = find_ties(stages)
     schedule = build_schedule("interleaved-1f1b", 2, 2)  # stages 0 and 2 on rank 0, 1 and 3 on rank 1
-    assert crossing_ties(ties, schedule) == [
+    assert crossing_ties(ties, schedule, stages) == [
         ((0, 1), "'module.0.weight' of stage 0 = 'module.3.weight' of stage 3"),
-        ((0, 1), "'module.0.bias' of stage 0 = 'module.1.bias' of stage 1"),
+        ((0, 1), "'module.0.bias' of stage 0 = 'module.1.bias' of stage 1 (frozen)"),
     ]
-    assert crossing_ties(ties, Schedule.from_csv("0F0,1F0,2F0,3F0")) == []
+    assert "frozen" not in crossing_ties(ties, schedule, {})[1][1]  # a rank that has no copy need not know
+    assert crossing_ties(ties, Schedule.from_csv("0F0,1F0,2F0,3F0"), stages) == []
 
 
 def test_who_raises_what() -> None:
