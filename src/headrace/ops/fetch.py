@@ -107,10 +107,9 @@ class SharedReaders:
 
     def rest(self) -> None:
         """End what readers run in the background (a step pipeline's workers) until the next read."""
-        with self._lock:
-            for reader in self._open.values():
-                if (rest := getattr(reader, "rest", None)) is not None:
-                    rest()
+        for reader in list(self._open.values()):  # not under the lock: whoever holds it may be slow to open a dataset
+            if (rest := getattr(reader, "rest", None)) is not None:
+                rest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedReaders, (self._datasets, self._options)

@@ -4,20 +4,23 @@ A thread (none with runner "inline") walks the lanes in the order of the run's g
 from its chain of stages, and puts it into a bounded buffer. The consumer (`consumer.py`) takes batches and cuts from there,
 and knows from them alone what a checkpoint holds.
 
-Shutdown contract. `close()` may be called at any time, from the consumer's thread, more than once. It empties the buffer, which
-ends the driving thread at its next batch; closes the workers; and returns within two seconds whatever a user function is doing
-(a thread cannot be killed: one that is stuck in user code is left behind as a daemon). An iterator that is dropped, an exception
-in the training loop, and the end of the interpreter all come down to `close()`.
+Shutdown contract. `close()` may be called at any time, from any thread, more than once. It empties the buffer, which ends the
+driving thread at its next batch; stops the workers of all stages, which ends it where it waits for one; then waits for all of them
+at the same time. It returns within two seconds whatever a user function is doing in a thread or process of ours (a thread cannot
+be killed: one that is stuck in user code is left behind as a daemon). An iterator that is dropped, an exception in the training
+loop, and the end of the interpreter all come down to `close()`.
 """
 
 from __future__ import annotations
 
 import atexit
+import inspect
 import itertools
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from headrace.core.block import DATASET, ROW, SHARD, Block
@@ -38,7 +41,7 @@ from headrace.run.stage import RecordFault, StageResult
 from headrace.run.tune import Tuner
 
 JOIN_S = 1.5
-"""Seconds that `close` waits for the driving thread."""
+"""Seconds after the beginning of `close` until which it waits for the driving thread."""
 
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -89,7 +92,7 @@ class Engine:
         self.lanes = {lane: Lane(lane, shop, start[lane]) for lane in topology.computed}
         self._threaded = any(stage.pooled for stage in plan.stages)
         self.buffer = Handover(plan.prefetch, options.prefetch_bytes, fixed=options.prefetch_batches is not None)
-        self._inline: Iterator[tuple[Turn, Message]] | None = None
+        self._inline: Generator[tuple[Turn, Message]] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
         pooled = {i: stage.workers for i, stage in enumerate(plan.stages) if stage.pooled}
@@ -123,11 +126,12 @@ class Engine:
         except Closed:
             pass
         except BaseException as error:  # noqa: BLE001  the consumer's thread raises it
-            self.buffer.fail(error)
+            if not self._closed:  # workers that were stopped are no error
+                self.buffer.fail(error)
         finally:
-            drive.close()  # type: ignore[attr-defined]
+            drive.close()
 
-    def _drive(self) -> Iterator[tuple[Turn, Message]]:
+    def _drive(self) -> Generator[tuple[Turn, Message]]:
         """Cuts and batches of the computed lanes, in global order. A lane that has ended says so and loses its turns."""
         streams = {lane: self.lanes[lane].messages() for lane in self.topology.computed}
         try:
@@ -230,12 +234,13 @@ class Engine:
         """Stop everything; see the module's contract."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, began = True, time.monotonic()
         self.buffer.close()
-        if self._inline is not None:
-            self._inline.close()  # type: ignore[attr-defined]
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(JOIN_S)
+        # Another thread may be inside it, in a user's function; it takes nothing more.
+        if self._inline is not None and inspect.getgeneratorstate(self._inline) != inspect.GEN_RUNNING:
+            self._inline.close()
         self._pools.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, began + JOIN_S - time.monotonic()))
         self._faults.close()
         _live.discard(self)

@@ -8,7 +8,7 @@ Everything above this file sees the same methods whether work runs inline, in th
         ...
     executor.abandon(owner)                             # nobody waits for batches with Batch.key == (owner, ...) any more
     executor.statistics()
-    executor.close()
+    executor.close()                                    # `close_all` ends several at the same time
 
 `factory()` is called once in each worker and returns `fn(item) -> result` (with an optional `close()`); see
 `task.Function` for the optional parts of that contract.
@@ -24,11 +24,13 @@ that submitted it, whichever map happened to wait for it. A task that raises mak
 exception, with a note that says worker, operator, item and the worker's traceback; other maps go on. A task whose
 worker was killed is run again, at most `max_retries` times, and then raises `WorkerDied`.
 
-An executor is not thread-safe: one thread submits and asks for results.
+An executor is not thread-safe: one thread submits and asks for results. Any thread may `stop` and `close` it: whoever waits in
+`completed` then raises at once, and `close` lets that thread leave before it takes away what it waits on.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -135,6 +137,17 @@ class Executor(Protocol):
         """Counts since the start."""
         ...
 
+    def stop(self) -> None:
+        """Begin nothing more, and make whoever waits in `completed` raise. It never waits; any thread may call it."""
+        ...
+
+    def ending(self, began: float) -> Iterator[None]:
+        """`close` in steps: each waits for the workers until a time after `began` (of the monotonic clock), then asks harder.
+
+        The first does not wait.
+        """
+        ...
+
     def close(self) -> None:
         """End the workers. Nothing of them is left two seconds later."""
         ...
@@ -165,7 +178,7 @@ class Paced(Executor, Protocol):
         ...
 
     def wake(self) -> None:
-        """Make a waiting `completed` return; the one method that other threads may call."""
+        """Make a waiting `completed` return; other threads may call it, as they may `stop` and `close`."""
         ...
 
 
@@ -189,6 +202,12 @@ def open_executor(kind: Kind | str, config: ExecutorConfig) -> Paced:
 
         return ProcessExecutor(config)
     raise UnknownOptionError("runner", kind, ("inline", "threads", "process"))
+
+
+def close_all(endings: Iterable[Iterator[None]]) -> None:
+    """Take the steps of several endings by turns, so that all together last no longer than one."""
+    for _ in itertools.zip_longest(*endings):
+        pass
 
 
 @dataclass(eq=False, slots=True)

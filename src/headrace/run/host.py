@@ -180,6 +180,7 @@ class HostedEngine(RemoteEngine):
         self._spec = _for_child(spec)
         self._executor: Executor | None = None
         self._stream: Iterator[Packet] | None = None
+        self._closed = False
 
     def start(self) -> None:
         """Start the child."""
@@ -197,9 +198,16 @@ class HostedEngine(RemoteEngine):
     def take(self) -> deque[tuple[Turn, Message]]:
         """What the child has ready."""
         assert self._stream is not None
-        return self._received(next(self._stream))
+        try:
+            packet = next(self._stream)
+        except RuntimeError:
+            if self._closed:  # by another thread
+                raise Finished from None
+            raise
+        return self._received(packet)
 
     def close(self) -> None:
         """End the child."""
+        self._closed = True
         if self._executor is not None:
             self._executor.close()

@@ -4,7 +4,7 @@ that is cheaper than sending it anywhere."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.core.reorder import Batch
@@ -93,10 +93,21 @@ class InlineExecutor:
         """Counts since the start."""
         return self._stats
 
+    def stop(self) -> None:
+        """Take no more batches."""
+        self._open = False
+
+    def ending(self, began: float) -> Iterator[None]:
+        """Tear the function down."""
+        del began
+        self.stop()
+        self._queue.clear()
+        functions, self._functions = self._functions, []
+        yield
+        for function in functions:
+            function.close()
+
     def close(self) -> None:
         """Tear the function down."""
-        if self._open:
-            self._open = False
-            self._queue.clear()
-            for function in self._functions:
-                function.close()
+        for _ in self.ending(0.0):
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import OperatorError
 from headrace.ops.map import function_name
 from headrace.options import OnError, RuntimeOptions
-from headrace.run.executor import SLAB_BYTES, Executor, TaskStream, make_executor, ordered_map
+from headrace.run.executor import SLAB_BYTES, Executor, TaskStream, close_all, make_executor, ordered_map
 from headrace.run.stage import StageWorker
 from headrace.run.tune import Throttle
 from headrace.types import SampleBatch
@@ -135,10 +136,15 @@ class Pools:
             stream.window.limit = 2 * workers + 2 if index in self._throttles else workers + 1
 
     def close(self) -> None:
-        """End the workers, and those of a step pipeline that is read."""
+        """End the workers, and those of a step pipeline that is read: all at the same time."""
+        began = time.monotonic()
         for executor in self._executors.values():
-            executor.close()
-        self._plan.nodes[0].op.readers.rest()
+            executor.stop()
+        close_all([self._resting(), *(executor.ending(began) for executor in self._executors.values())])
+
+    def _resting(self) -> Iterator[None]:
+        yield
+        self._plan.nodes[0].op.readers.rest()  # threads of ours may be waiting for those workers
 
 
 def _refuse(tasks: Iterable[Any], window: int, ordered: bool = True) -> Iterator[Any]:

@@ -13,9 +13,10 @@ import os
 import pickle
 import selectors
 import socket
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.core.reorder import Batch, Dispatch, GiveUp, Piece
@@ -28,6 +29,7 @@ from headrace.run.task import DROPPED, DROPPED_BITS, RUNNING, STARTED, depth
 
 _DEEP = 5.0
 _TICK = 0.05  # seconds between two looks at the clock of a running item, where items have a time limit
+_LEAVE = 0.5  # seconds that a thread that waits for results may take to leave once the executor is stopped
 
 
 class ProcessExecutor:
@@ -52,9 +54,11 @@ class ProcessExecutor:
         self._watched: dict[Any, Callable[[], bool]] = {}
         self._woken = self._ready = False
         self._bell: tuple[socket.socket, socket.socket] = socket.socketpair()
+        self._inside = threading.RLock()  # held while waiting for results: a closed selector wakes nobody
+        self._owner = os.getpid()
         self._starter = spawn.starter(len(config.seats), config.start_method)
         self._shut = weakref.finalize(
-            self, _close, self._children, self._starter, self._selector, self._bell, os.getpid()
+            self, _close, self._children, self._starter, self._selector, self._bell, self._owner
         )
         for end in self._bell:
             end.setblocking(False)
@@ -103,7 +107,7 @@ class ProcessExecutor:
 
     def wake(self) -> None:
         """Make a waiting `completed` return; any thread and any signal handler may call it."""
-        with contextlib.suppress(BlockingIOError):  # it is full of rings already
+        with contextlib.suppress(OSError):  # it is full of rings already, or closed
             self._bell[1].send(b"x")
 
     def _answer(self) -> bool:
@@ -118,6 +122,10 @@ class ProcessExecutor:
 
     def completed(self, timeout: float | None = None) -> list[Part]:
         """What has finished, waiting for at most `timeout` seconds if nothing has (None: as long as it takes)."""
+        with self._inside:
+            return self._completed(timeout)
+
+    def _completed(self, timeout: float | None) -> list[Part]:
         self._check()
         self._send()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -155,10 +163,26 @@ class ProcessExecutor:
         self._stats.slab_misses = sum(slab.misses for slab in hits)
         return self._stats
 
-    def close(self) -> None:
-        """End every worker; see the shutdown contract in `supervise`."""
+    def stop(self) -> None:
+        """Begin nothing more, and make whoever waits for results raise."""
         self._fatal = self._fatal or RuntimeError(f"{self._config.name}: the executor is closed")
-        self._shut()
+        if self._shut.alive and os.getpid() == self._owner:  # a fork has the parent's bell, and nobody who waits
+            self.wake()
+
+    def ending(self, began: float) -> Iterator[None]:
+        """`close` in steps; see the shutdown contract in `supervise`."""
+        self.stop()
+        if self._inside.acquire(timeout=max(0.0, began + _LEAVE - time.monotonic())):
+            self._inside.release()
+        try:
+            yield from supervise.ending(self._children, self._owner, began)
+        finally:
+            self._shut()
+
+    def close(self) -> None:
+        """End every worker."""
+        for _ in self.ending(time.monotonic()):
+            pass
 
     # -- the event loop ---------------------------------------------------------------------------------------
 

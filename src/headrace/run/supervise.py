@@ -19,7 +19,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headrace.run import spawn, wire
@@ -187,7 +187,16 @@ def discard(child: Child) -> None:
 
 
 def stop_children(children: Iterable[Child], owner: int) -> None:
-    """The shutdown contract. Only the process that started the workers may do it; a fork of it closes its copies."""
+    """The shutdown contract."""
+    for _ in ending(children, owner, time.monotonic()):
+        pass
+
+
+def ending(children: Iterable[Child], owner: int, began: float) -> Iterator[None]:
+    """The shutdown contract in steps, so that several pools can be closed at the same time; closing began at `began`.
+
+    Only the process that started the workers may do it; a fork of it closes its copies.
+    """
     rest = list(children)
     for child in rest:
         child.outgoing.clear()
@@ -198,13 +207,16 @@ def stop_children(children: Iterable[Child], owner: int) -> None:
             spawn.forget(child.process)
             child.lifeline.close()
         return
-    rest = _still_there(rest, time.monotonic() + GRACE)
+    yield
+    rest = _still_there(rest, began + GRACE)
     for child in rest:
         child.process.terminate()
-    rest = _still_there(rest, time.monotonic() + GRACE)
+    yield
+    rest = _still_there(rest, began + 2 * GRACE)
     for child in rest:
         child.process.kill()
-    rest = _still_there(rest, time.monotonic() + ANSWER)
+    yield
+    rest = _still_there(rest, began + 2 * GRACE + ANSWER)
     for child in rest:
         spawn.force(child.process)
     rest = _still_there(rest, time.monotonic() + 10.0)

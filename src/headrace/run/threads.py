@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.run.task import RUNNING, STARTED, Function, Slice, depth, run_slic
 from headrace.run.wire import Packed
 
 _TICK = 0.05
-_LEAVE = 1.5  # seconds that a thread may take to leave before it is left behind
+_LEAVE = (0.5, 1.0, 1.5)  # seconds that threads are waited for, in steps, before one that does not leave is left behind
 
 
 @dataclass(eq=False, slots=True)
@@ -118,17 +118,28 @@ class ThreadExecutor:
         """Counts since the start."""
         return self._stats
 
-    def close(self) -> None:
-        """Let every thread finish its item and leave; one that does not is left behind (a daemon) with a message."""
+    def stop(self) -> None:
+        """Begin nothing more, and make whoever waits for results raise."""
         if self._fatal is None:
             self._fatal = RuntimeError(f"{self._config.name}: the executor is closed")
         self._stopping.set()
         for lane in self._lanes:
             lane.inbox.put(None)
-        deadline = time.monotonic() + _LEAVE
-        for lane in self._lanes:
-            if lane.thread is not None and lane.thread is not threading.current_thread():
-                lane.thread.join(max(0.0, deadline - time.monotonic()))
+        self.wake()
+
+    def ending(self, began: float) -> Iterator[None]:
+        """Let every thread finish its item and leave; one that does not is left behind (a daemon)."""
+        self.stop()
+        for seconds in _LEAVE:
+            yield
+            for lane in self._lanes:
+                if lane.thread is not None and lane.thread is not threading.current_thread():
+                    lane.thread.join(max(0.0, began + seconds - time.monotonic()))
+
+    def close(self) -> None:
+        """End the threads."""
+        for _ in self.ending(time.monotonic()):
+            pass
 
     def _take(self, wait: float | None) -> None:
         """Wait for a report, then take all that are there."""
