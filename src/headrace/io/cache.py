@@ -9,6 +9,8 @@ Contract
 * A copy in use is held by a shared lock, so eviction passes over it. Eviction removes the copies opened longest ago until
   the new one fits the byte limit; if everything is in use, it is an error that says how many bytes are needed.
 * Nothing is removed but what has the name of a copy, so data that somebody keeps in the cache folder is safe.
+* Several users may share the folder: files have the mode that the umask says, and what another user has made is read, and neither
+  touched nor evicted where it may not be.
 * Nothing is ever written into the data folder, unless `CacheOptions.index_beside` asks for the indexes to be there.
 """
 
@@ -20,6 +22,7 @@ import fcntl
 import logging
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import threading
@@ -50,19 +53,23 @@ _had: dict[Path, int] = {}
 """Copies that this process has had, and how often it made them again."""
 
 
-def cache_root(options: CacheOptions) -> Path:
-    """The cache folder, made if need be: the option, else `HEADRACE_CACHE`, else `~/.cache/headrace`.
-
-    Where the home folder cannot be written (a container), a folder of this user under the temporary directory is used.
-    """
+def cache_roots(options: CacheOptions) -> list[Path]:
+    """Where the cache folder may be: the option, else `HEADRACE_CACHE`, else `~/.cache/headrace` and, where the home folder cannot
+    be written (a container), a folder of this user under the temporary directory."""
     chosen = options.root or os.environ.get("HEADRACE_CACHE")
     if chosen:
-        return _made(Path(chosen).expanduser())
+        return [Path(chosen).expanduser()]
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    try:
-        return _made(Path(base) / "headrace")
-    except ConfigError:
-        return _made(Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}")
+    return [Path(base) / "headrace", Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"]
+
+
+def cache_root(options: CacheOptions) -> Path:
+    """The cache folder, made if need be: the first of `cache_roots` that can be written."""
+    *others, last = cache_roots(options)
+    for root in others:
+        with contextlib.suppress(ConfigError):
+            return _made(root)
+    return _made(last)
 
 
 def _made(folder: Path) -> Path:
@@ -88,7 +95,7 @@ def key_of(path: str, *parts: object) -> str:
 def writing(target: Path, naming: AbstractContextManager[None] | None = None) -> Generator[IO[bytes]]:
     """A file that becomes `target` when the block ends well, and is removed when it does not. `naming` is held as it does."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}.", suffix=".part", dir=target.parent)
+    handle, name = _unfinished(target)
     try:
         with os.fdopen(handle, "wb") as out:
             yield out
@@ -106,6 +113,14 @@ def writing(target: Path, naming: AbstractContextManager[None] | None = None) ->
         raise
 
 
+def _unfinished(target: Path) -> tuple[int, str]:
+    """A new file beside `target`, with the mode that the umask says: other users may share the folder."""
+    while True:
+        name = f"{target.parent}/.{target.name[:80]}.{secrets.token_hex(4)}.part"
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), name
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Generator[None]:
     """One process and thread at a time, where the mount has locks. The lock file stays; it is empty.
@@ -113,7 +128,10 @@ def locked(path: Path) -> Generator[None]:
     A wait is logged after `_PATIENCE_S` seconds, with the path and how long it has lasted, and then less and less often.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:  # another user's; a local disk locks it all the same
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _lock(fd, fcntl.LOCK_EX, path)
         yield
@@ -246,7 +264,8 @@ class CopyCache:
         if os.fstat(fd).st_nlink == 0:  # evicted between the two calls
             os.close(fd)
             return None
-        os.utime(fd)
+        with contextlib.suppress(PermissionError):  # another user's
+            os.utime(fd)
         _had.setdefault(target, 0)
         return fd
 
@@ -275,10 +294,12 @@ class CopyCache:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS gives exclusive locks only to those who may write
         except FileNotFoundError:
             return True
+        except PermissionError:  # another user's
+            return False
         try:
             _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, Path(path))
             os.unlink(path)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             return False
         except FileNotFoundError:
             return True

@@ -215,18 +215,23 @@ def write_index(chunks: Iterable[bytes], out: IO[bytes], stamp_of: Any) -> None:
 
 
 def read_index(path: str) -> NewlineIndex | None:
-    """Read or map an index file; None if there is none or it is not whole (it is rebuilt then)."""
+    """Read or map an index file; None if there is none for this user, or it is not whole (it is rebuilt then)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
     try:
-        size = os.fstat(fd).st_size
-        if size < 2 * len(MAGIC) + 8:
-            return None
-        data: Any = os.pread(fd, size, 0) if size <= _MAP_ABOVE else mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        return read_index_of(fd)
     finally:
         os.close(fd)
+
+
+def read_index_of(fd: int) -> NewlineIndex | None:
+    """Read or map the index in an open file."""
+    size = os.fstat(fd).st_size
+    if size < 2 * len(MAGIC) + 8:
+        return None
+    data: Any = os.pread(fd, size, 0) if size <= _MAP_ABOVE else mmap.mmap(fd, size, access=mmap.ACCESS_READ)
     if len(data) != size or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
         return None
     (length,) = struct.unpack("<I", data[-len(MAGIC) - 4 : -len(MAGIC)])

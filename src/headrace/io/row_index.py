@@ -7,15 +7,18 @@ wrote the same.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
 from headrace.errors import DataChangedError, FormatError
-from headrace.io.cache import cache_root, key_of, writing
-from headrace.io.newline_index import NewlineIndex, read_index, split_chunks, write_index
+from headrace.io.cache import cache_root, cache_roots, key_of, writing
+from headrace.io.newline_index import NewlineIndex, read_index, read_index_of, split_chunks, write_index
 from headrace.io.options import StoreOptions
 from headrace.io.store import Entry, File, Store, is_url
 
@@ -23,6 +26,10 @@ _TICK_NS = 20_000_000
 """File times step by the kernel's clock tick: 10 ms at most, twice that to be safe."""
 
 INDEX_SUFFIX = ".headrace-index"
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_log = logging.getLogger("headrace")
+_unkept: set[Path] = set()
+"""Folders that indexes could not be kept in, for one warning each."""
 _OTHER_KINDS: Final = {
     b"\x1f\x8b": "gzip data; let its name end in .gz",
     b"\x28\xb5\x2f\xfd": "zstd data; let its name end in .zst",
@@ -40,21 +47,24 @@ _OTHER_KINDS: Final = {
 """What files begin with that are not lines of JSON, and what they are. None of it can begin JSON."""
 
 
-def index_path(store: Store, entry: Entry, options: StoreOptions) -> Path:
-    """Where the index of a file is kept."""
-    path = store.path(entry.name)
-    if options.cache.index_beside and not is_url(path):
-        folder, name = os.path.split(path)
-        return Path(folder) / f".{name}{INDEX_SUFFIX}"
-    return cache_root(options.cache) / "index" / key_of(path)
-
-
 def find_index(store: Store, entry: Entry, options: StoreOptions) -> NewlineIndex | None:
-    """The kept index, if it is of the file as it is now."""
-    index = read_index(str(index_path(store, entry, options)))
-    if index is None or (index.size, index.stamp) != (entry.size, entry.stamp):
-        return None
-    return index
+    """The kept index, if it is of the file as it is now. The folders need not be this user's to write."""
+    for folder in (*_beside(store, entry, options), *(_in(root, store, entry) for root in cache_roots(options.cache))):
+        index = read_index(str(folder))
+        if index is not None and (index.size, index.stamp) == (entry.size, entry.stamp):
+            return index
+    return None
+
+
+def _beside(store: Store, entry: Entry, options: StoreOptions) -> list[Path]:
+    """Where an index beside its file is kept, if it is to be there."""
+    folder, name = os.path.split(store.path(entry.name))
+    return [Path(folder) / f".{name}{INDEX_SUFFIX}"] if options.cache.index_beside and not is_url(folder) else []
+
+
+def _in(root: Path, store: Store, entry: Entry) -> Path:
+    """Where an index is kept in a cache folder."""
+    return root / "index" / key_of(store.path(entry.name))
 
 
 def let_settle(entry: Entry) -> None:
@@ -75,15 +85,40 @@ def build_index_of(
         file.check()  # a file that grew while we read it
         return entry.size, entry.stamp
 
-    target = index_path(store, entry, options)
-    out: IO[bytes]
-    with writing(target) as out:
+    def write(out: IO[bytes]) -> None:
         pieces = chunks(file) if chunks else split_chunks(file.read, entry.size)
         write_index(_of_json(pieces, file.path), out, checked)
-    index = read_index(str(target))
-    if index is None:
-        raise DataChangedError(f"{target} was removed while it was written; is another program cleaning the cache?")
+
+    for target in (*_beside(store, entry, options), _in(cache_root(options.cache), store, entry)):
+        try:
+            with writing(target) as out:
+                write(out)
+        except OSError as error:
+            if error.errno not in _FORBIDDEN:
+                raise
+            _tell_of_unkept(target.parent, error)
+            continue
+        index = read_index(str(target))
+        if index is None:
+            raise DataChangedError(f"{target} was removed while it was written; is another program cleaning the cache?")
+        return index
+    with tempfile.TemporaryFile() as out:
+        write(out)
+        out.flush()
+        index = read_index_of(out.fileno())
+    assert index is not None  # it is whole, and nobody else sees it
     return index
+
+
+def _tell_of_unkept(folder: Path, error: OSError) -> None:
+    if folder not in _unkept:
+        _unkept.add(folder)
+        _log.warning(
+            "newline indexes cannot be kept in %s (%s): other places are tried, and without one each process scans the files "
+            "anew. Let this user write there, or set HEADRACE_CACHE to another folder",
+            folder,
+            error.strerror,
+        )
 
 
 def _of_json(pieces: Iterable[bytes], path: str) -> Iterator[bytes]:
