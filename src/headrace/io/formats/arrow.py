@@ -70,20 +70,46 @@ def unsound_rows(column: pa.ChunkedArray) -> dict[int, str]:
         return {}
     try:
         column.validate(full=True)
+    except pa.ArrowInvalid:
+        return _unsound(column.cast(_spelled_out(column.type)))
+    return {}
+
+
+def _unsound(column: pa.ChunkedArray) -> dict[int, str]:
+    """The same, of a column that holds its text row by row: part of a dictionary is as bad as all of it."""
+    try:
+        column.validate(full=True)
     except pa.ArrowInvalid as error:
         n = len(column)
         if n == 1:
             return {0: str(error)}
         halves = ((0, n // 2), (n // 2, n))
         parts = [(a, column.take(pa.array(range(a, b), pa.int64()))) for a, b in halves]
-        return {a + row: reason for a, part in parts for row, reason in unsound_rows(part).items()}
+        return {a + row: reason for a, part in parts for row, reason in _unsound(part).items()}
     return {}
 
 
 def _has_text(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_text(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _has_text(kind.value_type)
     if pa.types.is_nested(kind):
         return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _spelled_out(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(i).with_type(_spelled_out(kind.field(i).type)) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_spelled_out(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_spelled_out(kind.value_type)))
+    return kind
 
 
 def stored_bytes(column: Stored) -> int:
