@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import selectors
 import socket
 import threading
@@ -252,12 +251,12 @@ class ProcessExecutor:
         if frame.kind == wire.READY:
             self._ready = child.ready = True
             return
+        unread = False
         try:
-            values, packed, report = frame.decode()
-        except Exception as error:  # noqa: BLE001 (a user's class that unpickles in the worker and not here)
-            error.add_note("headrace: a result that came back from a worker process cannot be unpickled here")
-            values, packed, report = [], None, None
-            self._fatal = error
+            values, ends, packed, report = frame.decode()
+        except Exception:  # noqa: BLE001 (a user's class that unpickles in the worker and not here; told item by item)
+            values, ends, packed, report = frame.salvage()
+            unread = True
         batch, start = self._dispatch.acknowledged(child.index, frame.a, last=bool(frame.flags & wire.LAST))
         if frame.flags & wire.LAST:
             child.answered += 1
@@ -279,7 +278,12 @@ class ProcessExecutor:
         dry = not self._dispatch.holds(child.index)
         self._least = min(_DEEP, self._least + 1.0) if dry else max(2.0, self._least - 0.01)
         self._dispatch.set_pace(child.index, depth(frame.seconds, frame.a, int(self._least)))
-        self._parts.append(part)
+        if unread:
+            from headrace.run.salvage import readable  # only a failure pays for it
+
+            self._parts.extend(readable(part, ends, child.name, lambda index: self._describe(batch, index)))
+        else:
+            self._parts.append(part)
 
     def _bury(self, child: supervise.Child) -> None:
         """A worker's stream has ended and we did not end it."""
@@ -375,10 +379,7 @@ class ProcessExecutor:
     def _describe(self, batch: Batch, index: int) -> str:
         items = batch.items
         if isinstance(items, wire.Packed):
-            try:
-                items = items.decode()
-            except (pickle.UnpicklingError, ImportError, AttributeError):
-                return ""
+            items = items.decode_apart()
         return self._config.describe(items[index]) if self._config.describe else shorten(items[index])
 
     def _check(self) -> None:

@@ -86,7 +86,8 @@ class Function:
     """A worker's own instance of the user's function, with the optional parts of its contract looked up once.
 
     * `fn(item) -> result`, or `fn.into(item, outputs)` for zero or more outputs an item;
-    * `fn.through(items, values, ends, words, clock)`: a slice in one call, which does what the loop of `run_slice` does;
+    * `fn.through(items, values, ends, words, clock)`: a slice in one call, which does what the loop of `run_slice` does, with one
+      output an item at most;
     * `fn.where`: the name of the part that was running, for errors;
     * `fn.at(index)`: told the item's index in the whole input before each item, if `fn.indexed`;
     * `fn.report()`: anything small, sent along with each acknowledgement; where results of a slice must be sent one by one, it is
@@ -137,10 +138,11 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
     clock = _Clock()
     deadline = clock.started + SLICE
     failure = None
+    through = function.through
     index = begin
     words[RUNNING] = 1
     try:
-        if (through := function.through) is not None and ends is not None:
+        if through is not None and ends is not None:
             through(items if span == (0, len(items)) else items[begin:stop], values, ends, words, clock)
             index = begin + len(ends)
         elif function.into is None or function.at is not None:
@@ -164,6 +166,8 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
         failure = from_exception(error, function.where, items[index])
         index += 1
     words[RUNNING] = 0
+    if through is not None and ends is not None and len(ends) == len(values):
+        ends = None
     return Slice((begin, index), values, ends, failure, clock.seconds())
 
 

@@ -19,12 +19,14 @@ import struct
 import sys
 from typing import TYPE_CHECKING
 
+from headrace.run.failure import from_exception
 from headrace.run.shm import THRESHOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from headrace.run.failure import Failure
     from headrace.run.shm import SlabReader, SlabWriter
 
 Bytes = bytes | bytearray | memoryview
@@ -49,13 +51,21 @@ class Frame:
         self.let_go: Callable[[], None] | None = None
 
     def decode(self) -> Any:
-        """The object of the body; to be called once."""
+        """The object of the body; to be called once. If it raises, `salvage` is left to call."""
+        value = _loads(self.body, self.buffers)
+        if self.let_go is not None:
+            self.body = b""
+            self.let_go()
+        return value
+
+    def salvage(self) -> Any:
+        """What can be read after `decode` has raised, with an `Unreadable` for what cannot."""
+        from headrace.run import salvage  # only a failure pays for it
+
         try:
-            return _loads(self.body, self.buffers)
+            return salvage.load(self.body, self.buffers)
         finally:
-            if self.let_go is not None:
-                self.body = b""
-                self.let_go()
+            self.discard()
 
     def discard(self) -> None:
         """Let go of the body and the buffers unread, instead of `decode`."""
@@ -160,6 +170,28 @@ def _dumps(value: Any, least: int = THRESHOLD) -> tuple[bytes, list[memoryview]]
     return cloudpickle.dumps(value, protocol=5, buffer_callback=large.take), large.kept
 
 
+class Unreadable:
+    """Stands in the place of an object that could not be read; see `salvage`."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        """`error`: what its class, or the import of it, raised."""
+        self.error = error
+
+    def __repr__(self) -> str:
+        """For messages about the item."""
+        return "an item that cannot be unpickled"
+
+    def failure(self, where: str, note: str) -> Failure:
+        """The failure of an item that contains it. Several may: the note is added once."""
+        failure = from_exception(self.error, where, None)
+        failure.item = ""
+        if (note := f"headrace: {note}") not in getattr(failure.error, "__notes__", ()):
+            failure.error.add_note(note)
+        return failure
+
+
 class Packed:
     """An object that somebody else pickled: passed on as it is, without being read on the way."""
 
@@ -173,6 +205,15 @@ class Packed:
     def decode(self) -> Any:
         """The object."""
         return _loads(self.body, self.buffers)
+
+    def decode_apart(self) -> list[Any]:
+        """The items of a list, with an `Unreadable` in the place of each that cannot be read."""
+        try:
+            return self.decode()
+        except Exception:  # noqa: BLE001 (whatever unpickling a user's item raises; told item by item)
+            from headrace.run import salvage  # only a failure pays for it
+
+            return salvage.apart(salvage.load(self.body, self.buffers))
 
 
 class Head:

@@ -18,10 +18,10 @@ from typing import Any
 from headrace.core.reorder import Batch, Release, Window
 from headrace.errors import InternalError
 from headrace.run.executor import Paced, Part, route
-from headrace.run.failure import Failure
+from headrace.run.failure import Failure, from_exception
 from headrace.run.inline import InlineExecutor
 from headrace.run.task import DEEPEST
-from headrace.run.wire import Packed
+from headrace.run.wire import Packed, Unreadable
 from headrace.steps.batching import INLINE_MOST, INLINE_SECONDS, MOST, TARGET_BYTES, THREADS_MOST, BatchSize
 from headrace.steps.failed import Failed
 from headrace.steps.settings import Settings
@@ -70,22 +70,39 @@ class StageFlow:
 
     def _submit_keyed(self, executor: Paced, pulled: Pulled, first: int) -> None:
         """One batch for each worker that a key of these items belongs to. Every item keeps its own place in the order."""
-        items = pulled.items.decode() if isinstance(pulled.items, Packed) else pulled.items
-        assign = self.settings.assign
-        assert assign is not None
+        items = pulled.items.decode_apart() if isinstance(pulled.items, Packed) else pulled.items
         shares: dict[int, tuple[list[int], list[Any]]] = {}
         for item in items:
-            worker = self.workers[assign(item) % len(self.workers)]
+            place = self.window.submit()
+            worker = self._worker_for(item)
+            if isinstance(worker, Failure):
+                self._account(Part((self, place), 0, 1, [], worker))
+                self._failed(place, 0, worker)
+                continue
             places, share = shares.setdefault(worker, ([], []))
-            places.append(self.window.submit())
-            share.append((first + places[-1], item))
+            places.append(place)
+            share.append((first + place, item))
         for worker, (places, share) in shares.items():
             executor.submit(Batch((self, tuple(places)), share, len(share), 0, self.group, worker))
 
-    def deliver(self, first: Any, part: Part) -> None:
-        """A part of one of this stage's batches is done."""
+    def _worker_for(self, item: Any) -> int | Failure:
+        """The worker that the item's key belongs to; an item without a key has failed like one whose step raises."""
+        assign = self.settings.assign
+        assert assign is not None
+        if type(item) is Unreadable:
+            return item.failure("receiving the item", "the item from an emitter cannot be unpickled here")
+        try:
+            return self.workers[assign(item) % len(self.workers)]
+        except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
+            return from_exception(error, "the function of assign=", item)
+
+    def _account(self, part: Part) -> None:
         self.ledger.account(self.group, part)
         self._accounted += part.count
+
+    def deliver(self, first: Any, part: Part) -> None:
+        """A part of one of this stage's batches is done."""
+        self._account(part)
         if self.closed:
             if self.group == 0:
                 self.ledger.received += part.count  # it had begun when the others were given up
