@@ -79,10 +79,10 @@ class InlineExecutor:
         report = function.report() if function.report is not None else None
         return [Part(batch.key, start, done.end - start, done.values, failure, done.seconds, 0, report)]
 
-    def take_back(self) -> list[tuple[Batch, int]]:
-        """Batches of the first group that were not run to their end, and from which item on: they are forgotten here."""
-        back = [entry for entry in self._queue if entry[0].group == 0]
-        self._queue = deque(entry for entry in self._queue if entry[0].group != 0)
+    def take_back(self, owner: Any) -> list[tuple[Batch, int]]:
+        """Batches of this owner that were not run to their end, and from which item on: they are forgotten here."""
+        back = [entry for entry in self._queue if entry[0].key[0] is owner]
+        self.abandon(owner)
         return back
 
     def abandon(self, owner: Any) -> None:

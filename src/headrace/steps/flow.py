@@ -197,11 +197,10 @@ class Flow:
         stage = self.stages[0]
         if not isinstance(self._executor, InlineExecutor) or stage.keyed:
             return
-        for batch, start in self._executor.take_back():
-            if batch.key[0] is stage:
-                stage.window.retract(batch.count - start)
-                self._ledger.received -= batch.count - start
-                self._source.give_back(batch.items[start:])
+        for batch, start in self._executor.take_back(stage):
+            stage.window.retract(batch.count - start)
+            self._ledger.received -= batch.count - start
+            self._source.give_back(batch.items[start:])
 
     def close(self) -> None:
         """Take no more, and give up what is still under way."""

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import fields
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -89,6 +88,7 @@ class Pipeline:
         names = [[step.name for step in stage] for stage, _ in self.settings.groups]
         self._ledger = Ledger(names)
         self._executor: Paced | None = None
+        self._home: Paced | None = None  # of `num_workers="auto"`, for the first items
         self._kind: str = self.settings.runner
         self._flows: list[Flow] = []
         self._queue: QueueSource | None = None
@@ -259,24 +259,38 @@ class Pipeline:
 
     def _begin_at_home(self, source: IterableSource) -> Generator[list[Any], None, int]:
         """`num_workers="auto"`: run here as long as that is right; returns the index of the next item."""
-        home = AtHome(partial(open_executor, "inline", build.config(self.settings)), self._run, source, self._verdict)
-        try:
-            if self._verdict is None:
-                yield from home.decide()
-                self._verdict = home.verdict
-            if not home.verdict.processes:
-                self._kind = "inline"
-                yield from home.stay()
-                self._verdict = home.verdict
-            if not source.ended:
-                yield from home.meanwhile(self._open(self.settings.runner).ready)
-        finally:
-            self._last_workers = home.statistics
+        home = AtHome(self._open_home, self._run, source, self._ledger, self._verdict)
+        if self._verdict is None:
+            yield from home.decide()
+            self._verdict = home.verdict
+        if not home.verdict.processes:
+            self._kind = "inline"
+            yield from home.stay()
+            self._verdict = home.verdict
+        if not source.ended:
+            yield from home.meanwhile(self._open(self.settings.runner).ready)
+            if not self._flows:  # no other iteration is here
+                self._leave_home()
         return home.index
+
+    def _open_home(self) -> Paced:
+        """The executor in this process: one for all iterations, so that steps are set up and torn down once."""
+        if self._closed:
+            raise ConfigError("this pipeline is closed; build a new one")
+        if self._home is None:
+            self._home = open_executor("inline", build.config(self.settings))
+            self._last_workers = self._home.statistics()
+        return self._home
+
+    def _leave_home(self) -> None:
+        home, self._home = self._home, None
+        if home is not None:
+            home.close()
 
     def _run(
         self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None
-    ) -> Generator[list[Any], None, None]:
+    ) -> Generator[list[Any], None, int]:
+        """Run a flow; returns the number of its inputs."""
         flow = Flow(
             executor, build.stages(self.settings, self._ledger, executor.background), source, first, self._ledger
         )
@@ -287,6 +301,7 @@ class Pipeline:
             for out in outputs:
                 self._ledger.delivered += len(out)
                 yield out
+            return flow.stages[0].window.submitted
         except Cancellation:
             raise Cancelled("the pipeline was cancelled") from None
         finally:
@@ -346,7 +361,10 @@ class Pipeline:
         return self._executor
 
     def _shut(self) -> None:
-        if self._executor is not None:
-            executor, self._executor = self._executor, None
-            self._last_workers = executor.statistics()
-            executor.close()
+        try:
+            self._leave_home()
+        finally:
+            if self._executor is not None:
+                executor, self._executor = self._executor, None
+                self._last_workers = executor.statistics()
+                executor.close()
