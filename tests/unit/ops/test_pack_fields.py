@@ -182,3 +182,41 @@ def test_needs_asks_for_the_token_field_and_what_is_wanted() -> None:
     assert op.needs(None) is None
     assert op.needs(frozenset({"codes", "positions", "loss_mask"})) == {"codes", "loss_mask"}
     assert "input_ids" in (PackFlat(4, algorithm="wrap").needs(frozenset()) or ())
+
+
+COUNTED = [{"tokens": n, "token_ids": list(range(1, n + 1))} for n in (1, 3, 2)]
+
+
+def as_columns(payloads: list[dict[str, Any]]) -> Block:
+    """As a format of columns reads them."""
+    block = records(*payloads)
+    ids = Ragged.from_rows([np.array(p["token_ids"]) for p in payloads])
+    return block.with_columns({"tokens": np.array([p["tokens"] for p in payloads]), "token_ids": ids})
+
+
+@pytest.mark.parametrize("form", [as_columns, lambda payloads: records(*payloads)])
+@pytest.mark.parametrize(("strategy", "first"), [(None, [1, 1]), ("length", [1, 2])])
+def test_a_number_of_tokens_is_not_taken_for_tokens(form: Any, strategy: Any, first: list[int]) -> None:
+    op = PackFlat(2, algorithm="wrap", emit_positions=False, shuffle_strategy=strategy)
+    accumulator = op.accumulator(0)
+    blocks = [*accumulator.push(form(COUNTED)), *accumulator.flush()]
+    columns = blocks[0].columns
+    assert columns is not None and "token_ids" in columns and columns["token_ids"].tolist()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"), [(np.array([3, 4]), "a int"), (Text.from_bytes([b"ab", b"c"]), "text"), ([3, 4], "a int")]
+)
+@pytest.mark.parametrize("field", ["auto", "tokens"])
+def test_a_token_field_of_another_kind_is_named(column: Any, kind: str, field: str) -> None:
+    block = records({}, {}).with_columns({"tokens": column})
+    with pytest.raises(RecordError, match=f"field 'tokens' holds {kind}, and token ids are numbers"):
+        PackFlat(4, algorithm="wrap", pad_token_id=0, tokens_field=field).accumulator(0).push(block)
+
+
+def test_a_record_without_tokens_does_not_keep_its_window_from_being_sorted() -> None:
+    op = PackFlat(3, algorithm="wrap", shuffle_strategy="length", on_error="skip", emit_positions=False)
+    accumulator = op.accumulator(0)
+    accumulator.push(records({"input_ids": None}, {"input_ids": [1]}, {"input_ids": [2, 3]}))
+    block = accumulator.flush()[0]
+    assert block.columns is not None and block.columns["input_ids"].tolist() == [[2, 3, 1]]

@@ -136,10 +136,9 @@ class AlignedFields:
 
     def _find_tokens(self, block: Block, columns: dict[str, Column]) -> str:
         """Name of the token field, from the first record."""
-        first = [name for name, column in columns.items() if not isinstance(column, list) or is_sequence(column[0])]
+        first = [name for name, column in columns.items() if _may_be_tokens(column, 0)]
         name = find_tokens_field(first) if self._asked == "auto" else self._asked
-        column = [None] if name is None else block.column(name)
-        if name is None or (isinstance(column, list) and not is_sequence(column[0])):
+        if name is None or not _may_be_tokens(block.column(name), 0):
             self._refuse_kind(block, columns)
             looked = " or ".join(TOKEN_FIELDS) if self._asked == "auto" else repr(self._asked)
             has = ", ".join(sorted(columns)) or "no fields"
@@ -156,8 +155,8 @@ class AlignedFields:
     def _refuse_kind(self, block: Block, columns: dict[str, Column]) -> None:
         """RecordError if the first record has a token field, but not of numbers one after the other."""
         name = find_tokens_field(columns) if self._asked == "auto" else self._asked
-        column = block.column(name) if name is not None else []
-        if isinstance(column, list) and column and column[0] is not MISSING:
+        column = block.column(name) if name is not None else [MISSING]
+        if not isinstance(column, list) or column[0] is not MISSING:
             message = f"field {name!r} holds {_kind(column, 0)}, and token ids are numbers one after the other"
             raise _error(block, 0, message, "tokenize before packing, or name the field with tokens_field=")
 
@@ -226,6 +225,23 @@ class AlignedFields:
         return [np.concatenate(arrays)] if len(types) == 1 else arrays
 
 
+def lengths_of_documents(block: Block, asked: str) -> Ints:
+    """Tokens of each document, int64 `[n]`; zero where packing will find out that there are none."""
+    columns, rows = block.as_columns(), range(len(block))
+    found = (name for name, column in columns.items() if any(_may_be_tokens(column, row) for row in rows))
+    name = find_tokens_field(found) if asked == "auto" else asked
+    column = [] if name is None else block.column(name)
+    if isinstance(column, list) and column:
+        return np.array([len(value) if is_sequence(value) else 0 for value in column], np.int64)
+    lengths = None if isinstance(column, list) else column_lengths(column, len(block))
+    return np.zeros(len(block), np.int64) if lengths is None else lengths
+
+
+def _may_be_tokens(column: Column, row: int) -> bool:
+    """True if one record's value may be token ids; an empty list may."""
+    return is_sequence(column[row]) if isinstance(column, list) else _is_numbers(column, row)
+
+
 def _is_numbers(column: Column, row: int) -> bool:
     """True if the field holds a sequence of numbers, judged by one record."""
     match column:
@@ -265,6 +281,8 @@ def _kind(column: Column, row: int) -> str:
             return f"a {type(column[row]).__name__}" + (f" of shape {tuple(shape)}" if shape else "")
         case Ragged():
             return "numbers"
+        case np.ndarray() if column.ndim == 1:
+            return f"a {type(column[row].item()).__name__}"
         case _:
             return f"an array of shape {column.shape[1:]} per record"
 

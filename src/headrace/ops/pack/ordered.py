@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace.core import rng
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Ints, Origin, concat_blocks
-from headrace.core.tokens import column_lengths, find_tokens_field
 from headrace.ops.pack.domains import Packer
+from headrace.ops.pack.fields import lengths_of_documents
 
 WINDOW: Final = 1024
 
@@ -86,13 +86,7 @@ class OrderedPacker:
 
     def _order(self, block: Block) -> Ints:
         if self._strategy == "length":
-            return np.argsort(-self._lengths(block), kind="stable")
+            return np.argsort(-lengths_of_documents(block, self._field), kind="stable")
         place = [int(block.origin.ids[0, column]) for column in (CHUNK, OFFSET, PIECE)]
         key = rng.key(self._seed, "pack_flat", "window", self._lane, *place)
         return rng.shuffled(key, len(block))
-
-    def _lengths(self, block: Block) -> Ints:
-        """Tokens of each document; zeros where the packer will find out that there is no token field."""
-        name = find_tokens_field(block.as_columns()) if self._field == "auto" else self._field
-        lengths = None if name is None else column_lengths(block.column(name), len(block))
-        return np.zeros(len(block), np.int64) if lengths is None else lengths
