@@ -232,6 +232,11 @@ class RuntimeOptions:
     def _check_topology(self) -> None:
         if self.global_rank >= self.world_size:
             raise ConfigError(f"global_rank={self.global_rank} with world_size={self.world_size}: ranks count from 0")
+        if self.dp_group_id is None and self.groups < self.world_size:
+            raise ConfigError(
+                f"dp_degree={self.dp_degree} with world_size={self.world_size}: several ranks share a group, so say which one "
+                f"rank {self.global_rank} belongs to: dp_group_id=..., 0 to {self.groups - 1}"
+            )
         if self.group >= self.groups:
             raise ConfigError(f"dp_group_id={self.group} with dp_degree={self.groups}: groups count from 0")
         if self.groups > self.world_size and self.world_size > 1:

@@ -175,3 +175,10 @@ def test_identities_that_cannot_be_are_refused() -> None:
         build([4], dp_degree=2, dp_group_id=2)
     with pytest.raises(ConfigError, match="no rank would be left"):
         build([4], world_size=2, global_rank=0, dp_degree=4, dp_group_id=0)
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+def test_ranks_that_share_groups_must_say_which(rank: int) -> None:
+    message = f"dp_degree=4 with world_size=8: .* rank {rank} belongs to: dp_group_id=..., 0 to 3"
+    with pytest.raises(ConfigError, match=message):
+        build([4], world_size=8, global_rank=rank, dp_degree=4)
