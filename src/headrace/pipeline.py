@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.builder import Chain
 from headrace.core import checkpoint as ckpt
-from headrace.core.accept import Target, take_over
+from headrace.core.accept import Target, passed_over, take_over
 from headrace.core.checkpoint import LaneState
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
@@ -318,11 +318,14 @@ class Pipeline(Chain):
         states = state if isinstance(state, (list, tuple)) else [state]
         if not states:
             raise CheckpointError("restore([]): there is no checkpoint in the list")
-        merged = self._taken_over(ckpt.merge([ckpt.from_any(s) for s in states]), accept)
+        given = ckpt.merge([ckpt.from_any(s) for s in states])
+        merged = self._taken_over(given, accept)
         topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
         ckpt.require_lanes(merged, topology.computed)
         self._pending, self._pending_fits, self._adopted_lanes = merged, True, topology.lanes
         self.restores += 1
+        if note := passed_over(given, merged):
+            _log.warning("restore(accept=%r): %s", set(accept), note)
 
     def _taken_over(self, merged: dict[str, Any], accept: Collection[str]) -> dict[str, Any]:
         """A state as one of this pipeline. CheckpointMismatch for differences that are not accepted."""

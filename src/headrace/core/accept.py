@@ -270,3 +270,27 @@ def _behind(lane: LaneState, source: Any) -> LaneState:
     while (drawn := source.draw()) is not None and offset >= len(drawn):
         chunk, offset, before = chunk + 1, offset - len(drawn), source.state()
     return LaneState(chunk, offset if drawn is not None else 0, lane.until, 0, {chunk: before}, until=lane.until)
+
+
+def passed_over(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What a checkpoint that was taken over leaves behind in lanes that go on behind everything in flight; "" if there are none.
+
+    Which of those samples were delivered or dropped nothing here can tell, so it is said how many there are, and from where on
+    lanes go on: what no run has delivered or dropped before that is passed over.
+    """
+    in_flight: dict[int, int] = {}
+    for number, data in before["lanes"].items():
+        old, new = LaneState.decode(data), LaneState.decode(after["lanes"][number])
+        read = new.position - old.position
+        held = sum(len(saved.held.begun()) for saved in old.operators) if not new.operators else 0
+        if read or held:
+            in_flight[int(number)] = read + held
+    if not in_flight:
+        return ""
+    goes_on = ", ".join(
+        f"{number} at sample {LaneState.decode(after['lanes'][str(number)]).position}" for number in in_flight
+    )
+    return (
+        "operators were changed whose records in flight cannot be known: samples that were read and are neither delivered nor "
+        f"dropped are passed over, at most {sum(in_flight.values())}. Lanes go on behind them: {goes_on}"
+    )
