@@ -39,11 +39,18 @@ class BadRows:
     rows: list[int] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)
+    stops: bool = False
+    """Whether nothing behind the first of `rows` is wanted."""
 
     def add(self, row: int, error: Exception) -> None:
         """Report input row `row`."""
         self.rows.append(row)
         self.errors.append(error)
+
+    def stop_at(self, row: int, error: Exception) -> bool:
+        """Report input row `row`; whether to give only what is before it."""
+        self.add(row, error)
+        return self.stops
 
     def leave_out(self, row: int) -> None:
         """Input row `row` has no record."""

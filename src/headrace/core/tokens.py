@@ -28,6 +28,8 @@ LOSS_MASK: Final = "loss_mask"
 PADDING: Final = "_padding"
 PAD_TOKEN_ID: Final = "_pad_token_id"
 HIDDEN: Final = frozenset({PADDING, PAD_TOKEN_ID})
+PIECE_BITS: Final = 20
+"""A piece's ordinal is `ordinal of the row it was cut from << 20 | ordinal within that row`."""
 
 
 def find_tokens_field(names: Iterable[str]) -> str | None:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from headrace.core.block import (
+    DATASET,
+    ROW,
     Block,
     Column,
     Drop,
+    Ints,
     Ragged,
     Text,
+    concat_blocks,
     field_roots,
     lookup,
     slice_column,
@@ -73,7 +77,7 @@ class MapTransform:
 
         def transform(block: Block, bad: BadRows) -> Block:
             kept, rows, dropped = [], [], []
-            for i, payload in enumerate(_shown(block).payloads()):
+            for i, payload in enumerate(_writable(_shown(block)).payloads()):
                 try:
                     if unchecked[0]:
                         unchecked[0] -= 1
@@ -82,7 +86,8 @@ class MapTransform:
                 except OperatorError:
                     raise
                 except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
-                    bad.add(i, error)
+                    if bad.stop_at(i, error):
+                        break
                     continue
                 if result is None:
                     if self.drop_none:
@@ -128,7 +133,8 @@ class Filter:
                 except OperatorError:
                     raise
                 except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
-                    bad.add(i, error)
+                    if bad.stop_at(i, error):
+                        break
             return keep_rows(block, kept, dropped, self.name, "filtered")
 
         return keep
@@ -160,49 +166,83 @@ class MapBlock:
         """A function over blocks that calls `fn` once per block."""
         unchecked = [self.validation != "off"]
 
-        def transform(block: Block, bad: BadRows) -> Block:
-            block = self._named(block, bad)
-            columns = self._columns(_shown(block))
-            if unchecked[0] and len(block) > 1:
+        def part(block: Block) -> Block:
+            shown, n = self._columns(_shown(block)), len(block)
+            result, keep = self._call(_handed_over(shown), n)
+            if unchecked[0] and n > 1:
                 unchecked[0] = False
-                self._check(columns, len(block))
-            result, keep = self._call(columns, len(block))
+                self._check(shown, result, keep, n)
             if keep is None:
                 return _with_columns(block, result)
             kept, dropped = np.flatnonzero(keep), np.flatnonzero(~keep)
             return _with_columns(keep_rows(block, kept.tolist(), dropped.tolist(), self.name, "filtered"), result)
 
+        def transform(block: Block, bad: BadRows) -> Block:
+            named, rows = self._named(block, bad)
+            try:
+                return part(named)
+            except OperatorError:
+                raise
+            except Exception as error:  # noqa: BLE001  a user's function raises anything; the rows that it fails on are looked for
+                return self._in_parts(named, rows, bad, part, error)
+
         return transform
 
-    def _named(self, block: Block, bad: BadRows) -> Block:
-        """The records that have columns."""
+    def _in_parts(
+        self, block: Block, rows: Ints, bad: BadRows, part: Callable[[Block], Block], error: Exception
+    ) -> Block:
+        """What comes of the rows that the function does not fail on; under "raise", of those before the first that it fails on."""
+        refused = len(bad.rows)
+
+        def attempt(start: int, stop: int) -> list[Block]:
+            if bad.stops and len(bad.rows) > refused:
+                return []
+            try:
+                return [part(block.slice(start, stop))]
+            except OperatorError:
+                raise
+            except Exception as alone:  # noqa: BLE001  as above
+                if stop - start == 1:
+                    bad.add(int(rows[start]), alone)
+                    return []
+            half = (start + stop) // 2
+            return attempt(start, half) + attempt(half, stop)
+
+        parts = attempt(0, len(block))
+        if len(bad.rows) == refused:
+            dataset, shard, row = block.origin.firsts()[0, DATASET : ROW + 1].tolist()
+            raise OperatorError(
+                f"map_block({function_name(self.fn)}) raised {type(error).__name__}: {error} on {len(block)} rows that begin with "
+                f"dataset {dataset}, shard {shard}, row {row}, and on none of them alone"
+            ) from error
+        return replace(
+            concat_blocks([block.slice(0, 0), *parts]), drops=(*block.drops, *(d for p in parts for d in p.drops))
+        )
+
+    def _named(self, block: Block, bad: BadRows) -> tuple[Block, Ints]:
+        """The records that have columns, and which they are."""
         kept = [row for row, payload in enumerate(block.rows or ()) if isinstance(payload, Mapping)]
         if block.rows is None or len(kept) == len(block):
-            return block
+            return block, np.arange(len(block))
         for row in sorted(set(range(len(block))) - set(kept)):
             kind = type(block.rows[row]).__name__
             bad.add(
                 row, PayloadTypeError(f"map_block takes records with named fields, found a {kind}: use map_transform")
             )
-        return block.take(np.asarray(kept, np.int64))
+        return block.take(np.asarray(kept, np.int64)), np.asarray(kept, np.int64)
 
-    def _columns(self, block: Block) -> dict[str, Any]:
+    def _columns(self, block: Block) -> dict[str, Column]:
         """What the function is shown."""
-        columns = block.as_columns()
+        columns = dict(block.as_columns())
         if self.reads is not None:
             inside = {path: block.column(path) for path in sorted(self.reads - columns.keys()) if "." in path}
             columns = {k: c for k, c in columns.items() if k in self.reads} | {
                 k: c for k, c in inside.items() if is_there(c)
             }
-        return {name: _plain(column) for name, column in columns.items()}
+        return columns
 
     def _call(self, columns: dict[str, Any], n: int) -> tuple[dict[str, Column], Any]:
-        try:
-            result = self.fn(dict(columns))
-        except Exception as error:  # a user's function raises anything; it gets a name and a place
-            raise OperatorError(
-                f"map_block({function_name(self.fn)}) raised {type(error).__name__}: {error}"
-            ) from error
+        result = self.fn(dict(columns))
         keep = None
         if isinstance(result, tuple) and len(result) == 2:
             result, keep = result[0], np.asarray(result[1])
@@ -233,12 +273,10 @@ class MapBlock:
             out[str(name)] = column
         return out, keep
 
-    def _check(self, columns: dict[str, Any], n: int) -> None:
-        """On copies: a function may work in place."""
-        result, keep = self._call(copy.deepcopy(columns), n)
+    def _check(self, columns: dict[str, Column], result: dict[str, Column], keep: Any, n: int) -> None:
         half = n // 2
         for a, b in ((0, half), (half, n)):
-            part, part_keep = self._call(copy.deepcopy({k: slice_column(c, a, b) for k, c in columns.items()}), b - a)
+            part, part_keep = self._call(_handed_over({k: slice_column(c, a, b) for k, c in columns.items()}), b - a)
             mask = np.ones(n, bool) if keep is None else keep
             first = int(mask[:a].sum())
             want = {k: to_list(c)[first : first + int(mask[a:b].sum())] for k, c in result.items()}
@@ -356,6 +394,22 @@ def _shown(block: Block) -> Block:
     return block.with_columns({name: column for name, column in block.columns.items() if name not in HIDDEN})
 
 
+def _writable(block: Block) -> Block:
+    """The same rows, where a function may change arrays: what it finds is always its own, however the block came to be."""
+    if block.columns is None:
+        return block
+    columns: dict[str, Column] = {}
+    for name, column in block.columns.items():
+        match column:
+            case np.ndarray() if column.ndim > 1 and not column.flags.writeable:
+                columns[name] = column.copy()
+            case Ragged() if not column.values.flags.writeable:
+                columns[name] = Ragged(column.flat.copy(), column.offsets - column.offsets[0])
+            case _:
+                columns[name] = column
+    return replace(block, columns=columns)
+
+
 def _with_rows(block: Block, rows: list[Any]) -> Block:
     """What a function made of each row."""
     if block.columns is None or HIDDEN.isdisjoint(block.columns):
@@ -382,8 +436,18 @@ def _is_one_value(column: Any) -> bool:
     return isinstance(column, (str, bytes)) or not hasattr(column, "__iter__")
 
 
-def _plain(column: Column) -> Any:
-    return column if isinstance(column, np.ndarray) else to_list(column)
+def _handed_over(columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Columns as a function takes them, copied: what it changes in place is its own, and no other call's."""
+    out: dict[str, Any] = {}
+    for name, column in columns.items():
+        match column:
+            case np.ndarray():
+                out[name] = column.copy()
+            case Ragged():
+                out[name] = to_list(Ragged(column.flat.copy(), column.offsets - column.offsets[0]))
+            case _:
+                out[name] = [v.copy() if isinstance(v, (np.ndarray, list, dict)) else v for v in to_list(column)]
+    return out
 
 
 def _check_twice(where: str, fn: Callable[[Any], Any], payload: Any, validation: Validation) -> None:

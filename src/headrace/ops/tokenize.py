@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.core.block import MISSING, Block, Column, Drop, Ints, Origin, Ragged, field_roots, to_list
 from headrace.core.op import BadRows, Fields, Worker
-from headrace.core.tokens import ATTENTION_MASK, PAD_TOKEN_ID, PADDING
+from headrace.core.tokens import ATTENTION_MASK, PAD_TOKEN_ID, PADDING, PIECE_BITS
 from headrace.errors import ConfigError, InternalError, UnknownOptionError
 from headrace.ops.tokenizer.gate import EncoderChoice, Notebook, choose_encoder
 from headrace.ops.tokenizer.json_tokenizer import JsonTokenizer
@@ -36,8 +36,6 @@ TENSORS = (None, "np", "pt")
 
 _LOOKED_AT = 16
 """Texts of the sample that are looked at for a begin token of their own."""
-PIECE_BITS = 20
-"""A piece's ordinal is `ordinal of the row it was cut from << 20 | ordinal within that row`."""
 SPOT_BITS = 13
 """One document in 8192 is encoded by the reference as well, while the run goes on: 1 % of the time that encoding takes."""
 SPOT_MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)

@@ -34,6 +34,7 @@ from headrace.core.block import CHUNK, OFFSET, PIECE, Drop, Ints, Origin
 from headrace.core.checkpoint import LaneState
 from headrace.core.message import Cut
 from headrace.core.refusal import Refusal
+from headrace.errors import RecordError
 from headrace.observe.counters import SETTLE_EVERY, Counters
 from headrace.run.stage import StageResult
 
@@ -86,12 +87,18 @@ class Account:
             self._counters.hand_out(ids)
 
     def finished(self, result: StageResult, stage: int) -> None:
-        """A stage's workers are done with a block: take over what it says of records that are not in it."""
-        if not self._void(stage):
-            for fault in result.faults:
-                self._refuse(_Refused(fault.operator, fault.ids, Refusal(fault.reason, fault.payload)))
+        """A stage's workers are done with a block: take over what it says of records that are not in it.
+
+        One refused record too many is a failure behind those before it.
+        """
         self.drop(result.block.drops, stage)
         result.block.drops = ()
+        for fault in () if self._void(stage) else result.faults:
+            try:
+                self._refuse(_Refused(fault.operator, fault.ids, Refusal(fault.reason, fault.payload)))
+            except RecordError as error:
+                result.block, result.failure = result.block.slice(0, fault.before), error
+                return
 
     def drop(self, drops: Iterable[Drop], stage: int) -> None:
         """Samples end in a stage."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.core.block import CHUNK, OFFSET, Block, Drop, Ints
+from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Drop, Ints, Origin
 from headrace.core.op import BadRows, RowFailed, Stateless, Worker
 from headrace.core.refusal import Refusal
-from headrace.errors import DataError, HeadraceError
+from headrace.core.tokens import PIECE_BITS
+from headrace.errors import DataError, HeadraceError, RecordError
 from headrace.options import OnError
 
 
@@ -37,6 +39,8 @@ class Fault(NamedTuple):
     reason: str
     ids: Ints
     payload: bytes = b""
+    before: int = 0
+    """Rows of the stage's block that come before it."""
 
 
 class RecordFault(Exception):
@@ -72,7 +76,7 @@ class StageResult:
     faults: list[Fault] = field(default_factory=list)
     span: tuple[int, int, int] = (0, 0, 0)
     """Chunk, offset and number of the samples that the block began with."""
-    failure: RecordFault | None = None
+    failure: RecordFault | RecordError | None = None
     """Raised after the block, which then ends before the record that failed."""
 
 
@@ -99,12 +103,12 @@ class StageFunction:
 
     def __call__(self, block: Block) -> StageResult:
         stats: list[OpStat] = []
-        faults: list[Fault] = []
+        refused: list[tuple[Origin, list[int], list[Fault]]] = []
         span = (*block.origin.ids[0, [CHUNK, OFFSET]].tolist(), len(block)) if len(block) else (0, 0, 0)
         before, failure = time.perf_counter_ns(), None
         for name, function, policy in self._steps:
             self.where = name
-            bad, rows_in = BadRows(), len(block)
+            bad, rows_in = BadRows(stops=policy == "raise"), len(block)
             try:
                 out = function(block, bad)
             except RowFailed as failed:
@@ -119,9 +123,11 @@ class StageFunction:
                 # the records before the failed one still go out, however the stream was cut into blocks
                 at = min(bad.rows)
                 failure = _record_fault(name, block, at, bad.errors[bad.rows.index(at)])
-                out = function(block.slice(0, at), BadRows()) if at else block.slice(0, 0)
+                drops, out = out.drops, out.slice(0, rows_before(block.origin, [at], out.origin)[0])
+                out = out.dropping(*drops)
             elif bad.rows:
-                out = _settle(name, policy, block, out, bad, faults)
+                out, faults = _settle(name, policy, block, out, bad)
+                refused.append((block.origin, sorted(bad.rows), faults))
             block = out
             now = time.perf_counter_ns()
             stats.append(OpStat(rows_in, len(block), now - before))
@@ -129,11 +135,13 @@ class StageFunction:
             if not len(block):
                 stats += [OpStat(0, 0, 0)] * (len(self._steps) - len(stats))
                 break
+        faults = [fault for each in refused for fault in _placed(*each, block.origin)]
         return StageResult(block, stats, faults, span, failure)
 
 
-def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, faults: list[Fault]) -> Block:
+def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows) -> tuple[Block, list[Fault]]:
     """Apply the policy to the rows that `name` refused."""
+    faults: list[Fault] = []
     order = np.argsort(bad.rows, kind="stable").tolist()
     payloads = block.payloads() if policy == "quarantine" and (block.columns or block.rows) else None
     drops = []
@@ -144,7 +152,32 @@ def _settle(name: str, policy: OnError, block: Block, out: Block, bad: BadRows, 
         refusal = Refusal.of(error, None if payloads is None else payloads[at], keep=policy == "quarantine")
         faults.append(Fault(name, refusal.cause, row.ids[0], refusal.payload))
         drops.append(Drop(name, reason, row.begun()))
-    return out.dropping(*drops)
+    return out.dropping(*drops), faults
+
+
+def _placed(origin: Origin, rows: list[int], faults: list[Fault], made: Origin) -> list[Fault]:
+    before = rows_before(origin, rows, made)
+    return [fault._replace(before=count) for fault, count in zip(faults, before, strict=True)]
+
+
+def rows_before(origin: Origin, rows: Sequence[int], made: Origin) -> list[int]:
+    """How many rows of `made` come of those of `origin` before each of `rows`. Operators keep the order of their rows."""
+    known = {key: row for row, key in reversed(list(enumerate(_keys(origin))))}
+    sources: list[int] = []
+    for chunk, offset, piece, start in _keys(made):
+        while (row := known.get((chunk, offset, piece, start))) is None and piece:
+            piece >>= PIECE_BITS
+        sources.append(len(origin) if row is None else row)
+    return [bisect_left(sources, row) for row in rows]
+
+
+def _keys(origin: Origin) -> list[tuple[int, int, int, int]]:
+    """Place, piece and first token of each row: unlike those of all other rows of a block."""
+    rows = origin.firsts()[:, [CHUNK, OFFSET, PIECE]].tolist()
+    starts: list[int] = [0] * len(rows)
+    if origin.rows is not None and origin.spans is not None and len(origin.spans):
+        starts = origin.spans[np.minimum(origin.rows[:-1], len(origin.spans) - 1), 0].tolist()
+    return [(chunk, offset, piece, start) for (chunk, offset, piece), start in zip(rows, starts, strict=True)]
 
 
 def _record_fault(name: str, block: Block, row: int, error: Exception) -> RecordFault:

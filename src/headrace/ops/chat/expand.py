@@ -15,9 +15,9 @@ import numpy as np
 
 from headrace.core.block import Block, Drop, field_roots
 from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.tokens import PIECE_BITS
 from headrace.errors import ConfigError, RecordError
 from headrace.ops.chat.messages import read_messages
-from headrace.ops.tokenize import PIECE_BITS
 
 _NAME: Final = "expand_chat"
 
