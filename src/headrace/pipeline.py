@@ -6,7 +6,8 @@
 
 Every builder method returns the pipeline itself. Iterating compiles the chain into stages, starts the workers, and delivers
 batches (or single records, without `batch`) until the curriculum ends; iterating again starts from the beginning.
-`checkpoint()` may be called at any time and costs the same after any number of batches.
+`checkpoint()` may be called at any time and costs the same after any number of batches. A batch counts once the loop has it. A
+restored state waits until a batch has followed it, or the end was met: a run that cannot begin, or is closed before, leaves it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from headrace.builder import Chain
 from headrace.core import checkpoint as ckpt
 from headrace.core.accept import Target, passed_over, take_over
+from headrace.core.bookmark import Bookmark
 from headrace.core.checkpoint import LaneState
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
@@ -61,11 +64,7 @@ class Pipeline(Chain):
         """Begin a chain with the implicit fetch."""
         super().__init__(work_source)
         self._iterator: weakref.ref[PipelineIterator] | None = None
-        self._pending: dict[str, Any] | None = None
-        self._pending_fits = True
-        """Whether the restored state has been compared with the chain as it is now."""
-        self._adopted_lanes: int | None = None
-        self._last: tuple[int, dict[int, LaneState]] | None = None
+        self._bookmark = Bookmark()
         self._part: tuple[int, int] | None = None
         self.restores = 0
         """Times that a state was restored."""
@@ -75,13 +74,13 @@ class Pipeline(Chain):
 
     def __getstate__(self) -> dict[str, Any]:
         """The chain, the options and a restored state that waits; a run does not travel."""
-        return {**self.__dict__, "_iterator": None, "_last": None, "elsewhere": None, "_summary": None}
+        bookmark = self._bookmark.to_copy()
+        return {**self.__dict__, "_iterator": None, "_bookmark": bookmark, "elsewhere": None, "_summary": None}
 
     def _changed(self) -> None:
         if self._running is not None:
             raise RuntimeError("the pipeline is being iterated: close its iterator before changing it")
         super()._changed()
-        self._last, self._pending_fits = None, False
 
     # -- compiling -----------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ class Pipeline(Chain):
     def topology(self) -> Topology:
         """Lanes of the run and this rank's place."""
         options = self._options
-        lanes = options.lanes if options.canonical_replicas is not None else self._adopted_lanes or options.lanes
+        lanes = options.lanes if options.canonical_replicas is not None else self._bookmark.lanes or options.lanes
         topology = Topology(lanes, options.groups, options.group, options.mapping_strategy)
         return topology if self._part is None else split(topology, *self._part)
 
@@ -169,17 +168,25 @@ class Pipeline(Chain):
                 f"deterministic=False with {topology.groups} groups over {topology.lanes} lanes: groups that compute the same lane "
                 "would each have it in another order; choose canonical_replicas that the groups divide"
             )
-        self._pending = None
         if not position:
             self._tell_if_ranks_are_not_told_apart()
-        plan = self.plan()
+        plan, recipe, digests = self.plan(), self.recipe(), None
         spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
-        producer = self._producer(spec)
-        consumer = Consumer(producer, start, position, self._options.cut_every, self._ending(spec, producer))
-        iterator = PipelineIterator(consumer, self._remember, plan.batched, self._options.progress)
-        iterator.whole = position == 0 and self._part is None
-        if self._options.digest:
-            iterator.digests = DigestLog(self._options.digest_path, topology, position, self.recipe(), self._datasets)
+        with ExitStack() as on_failure:
+            if self._options.digest:
+                digests = DigestLog(self._options.digest_path, topology, position, recipe, self._datasets)
+                on_failure.callback(digests.close)
+            producer = self._producer(spec)
+            iterator = PipelineIterator(
+                Consumer(producer, start, position, self._options.cut_every, self._ending(spec, producer)),
+                recipe,
+                self._remember,
+                batched=plan.batched,
+                digests=digests,
+                whole=position == 0 and self._part is None,
+                progress=self._options.progress,
+            )
+            on_failure.pop_all()
         self._iterator = weakref.ref(iterator)  # dropping the iterator ends the run
         return iterator
 
@@ -215,12 +222,11 @@ class Pipeline(Chain):
         return None if iterator is None or iterator.closed else iterator
 
     def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
-        if self._pending is not None and not self._pending_fits:
-            self._pending, self._pending_fits = self._taken_over(self._pending, ()), True
-        topology = self.topology
-        if self._pending is not None:
-            return ckpt.require_lanes(self._pending, topology.computed), int(self._pending["position"]), topology
-        return self._fresh(topology), 0, topology
+        if not self._bookmark.waits:
+            topology = self.topology
+            return self._fresh(topology), 0, topology
+        state, topology = self._marked(), self.topology
+        return ckpt.require_lanes(state, topology.computed), int(state["position"]), topology
 
     def _fresh(self, topology: Topology) -> dict[int, LaneState]:
         source, lanes = self.work_source, topology.lanes
@@ -231,9 +237,11 @@ class Pipeline(Chain):
         if (running := self._running) is not None:
             running.close()
 
-    def _remember(self, consumer: Consumer) -> None:
-        """Keep what is asked for after the run has ended."""
-        self._last = consumer.snapshot()
+    def _remember(self, run: PipelineIterator) -> None:
+        """Keep what is asked for after a run has ended. One that has delivered nothing leaves the position as it was."""
+        consumer = run.consumer
+        if consumer.begun:
+            self._bookmark = self._bookmark.moved(run.state())
         self._summary = summarize(consumer.producer.summary(), consumer.deliveries)
 
     # -- checkpoints ---------------------------------------------------------------------------------
@@ -272,16 +280,19 @@ class Pipeline(Chain):
         if self.elsewhere is not None and (where := self.elsewhere()):
             raise CheckpointError(f"this pipeline cannot say how far delivery has got: {where}")
         if (running := self._running) is not None:
-            consumer = running.consumer
             if running.digests is not None:
                 running.digests.flush()
-            position, states = consumer.snapshot()
-            return ckpt.assemble(self.recipe(), consumer.topology.lanes, position, states)
-        if self._pending is not None:
-            return self._pending
+            return running.state()
+        if self._bookmark.state:
+            return self._marked()
         topology = self.topology
-        position, states = (0, self._fresh(topology)) if self._last is None else self._last
-        return ckpt.assemble(self.recipe(), topology.lanes, position, states)
+        return ckpt.assemble(self.recipe(), topology.lanes, 0, self._fresh(topology))
+
+    def _marked(self) -> dict[str, Any]:
+        """The checkpoint at the bookmark, as one of the pipeline as it is now; an error where that has become another."""
+        if self._bookmark.waits:
+            return self._taken_over(self._bookmark.state, ())
+        return self._bookmark.of(self.recipe(), self.topology.lanes)
 
     def state_dict(self) -> dict[str, bytes]:
         """`checkpoint()` as flat entries, one per lane, which `torch.distributed.checkpoint` stores and reshards as it is.
@@ -322,10 +333,14 @@ class Pipeline(Chain):
         merged = self._taken_over(given, accept)
         topology = replace(self.topology, lanes=int(merged["canonical_replicas"]))
         ckpt.require_lanes(merged, topology.computed)
-        self._pending, self._pending_fits, self._adopted_lanes = merged, True, topology.lanes
+        self._bookmark = Bookmark(merged, waits=True, lanes=topology.lanes)
         self.restores += 1
         if note := passed_over(given, merged):
             _log.warning("restore(accept=%r): %s", set(accept), note)
+
+    def rewind(self) -> None:
+        """Forget a restored state that waits: the next iteration begins anew."""
+        self._bookmark = self._bookmark.anew()
 
     def _taken_over(self, merged: dict[str, Any], accept: Collection[str]) -> dict[str, Any]:
         """A state as one of this pipeline. CheckpointMismatch for differences that are not accepted."""
@@ -375,7 +390,7 @@ class Pipeline(Chain):
     @property
     def starts_at(self) -> int:
         """Global position of the next iteration's first batch: 0, or that of a restored state that waits."""
-        return 0 if self._pending is None else int(self._pending["position"])
+        return self._bookmark.starts_at
 
     def part(self, part: int, parts: int, *, anew: bool = False) -> Pipeline:
         """A copy for one of several loader workers: it delivers batches `part`, `part + parts`, ... of this rank, counted from
@@ -387,8 +402,8 @@ class Pipeline(Chain):
                 "num_workers=0"
             )
         copied = copy.copy(self)
-        copied._iterator, copied._last, copied._part, copied.elsewhere = None, None, (part, parts), None
-        copied._pending = None if anew else self._pending
+        copied._iterator, copied._part, copied.elsewhere = None, (part, parts), None
+        copied._bookmark = self._bookmark.anew() if anew else self._bookmark.to_copy()
         log = self._options.digest_log and f"{self._options.digest_log}.{part}-{parts}"
         refused = self._options.quarantine_path
         if refused is not None and parts > 1:

@@ -49,6 +49,9 @@ class PipelineDataset(IterableDataset[Any]):
         """In a loader worker: its part of the pipeline."""
         self._loaded: PartState | None = None
         self._place, self._start = (0, 1), 0
+        self._given_by_loader = (-1, False)
+        """Number of the restore() that the loader has asked for, and whether an iterator was opened since. A loader that opens
+        another one means the next pass, also where it has taken no batch from the first: it does so after a finished pass."""
         # Shared with the loader's workers: per worker the last restore() it has begun from, and whether it has run at all.
         self._board = torch.zeros(2, MAX_WORKERS, dtype=torch.int64).share_memory_()
         pipeline.elsewhere = self._elsewhere
@@ -58,12 +61,20 @@ class PipelineDataset(IterableDataset[Any]):
         if info is None:
             self._board[_RUNNING] = 0
             self._pipeline.close()
-            return iter(self._pipeline)
+            if self._given_by_loader == (self._pipeline.restores, True):
+                self._pipeline.rewind()
+            iterator = iter(self._pipeline)
+            self._given_by_loader = (self._given_by_loader[0], True)
+            return iterator
         if self._here is not None:
             self._here.close()
+        loaded = self._loaded is not None
         self._here = self._my_part(info.id, info.num_workers)
         self._board[_RUNNING, info.id] = 1
-        return iter(self._here)
+        iterator = iter(self._here)
+        if not loaded:  # only now: a run that could not begin has not used the restored state up
+            self._board[_RESTORE, info.id] = self._pipeline.restores
+        return iterator
 
     def _my_part(self, worker: int, workers: int) -> Pipeline:
         """What this loader worker delivers, standing where it should begin."""
@@ -77,7 +88,6 @@ class PipelineDataset(IterableDataset[Any]):
         else:
             # A restored state is begun from once; the next pass over the loader starts anew.
             anew = int(self._board[_RESTORE, worker]) >= pipeline.restores
-            self._board[_RESTORE, worker] = pipeline.restores
             self._start = 0 if anew else pipeline.starts_at
             self._place = ((worker + first_batch(self._start, pipeline.topology)) % workers, workers)
             part = pipeline.part(*self._place, anew=anew)
@@ -138,6 +148,7 @@ class StatefulPipelineDataset(PipelineDataset):
         self._pipeline.close()
         self._board[_RUNNING] = 0
         self._pipeline.load_state_dict(state_dict)
+        self._given_by_loader = (self._pipeline.restores, False)
 
 
 def load_loader_state(loader: Any, state: Mapping[str, Any]) -> None:

@@ -79,6 +79,10 @@ class Consumer:
         self._ended: set[int] = set()
         self._ahead: deque[tuple[Turn, Message]] = deque()
         """Seen on the way to the next batch of this rank, and no part of a checkpoint before that one is delivered."""
+        self._offered: tuple[Turn, Block | Item] | None = None
+        """Given by `next`, and not delivered yet."""
+        self.begun = False
+        """Whether a batch was delivered, or the end was met."""
         self._lock = threading.Lock()
         self._pulling = threading.Lock()
         self._stream = Stream(producer.take) if ending is None else ending.stream(producer.take)
@@ -94,17 +98,42 @@ class Consumer:
         self.producer.close()
 
     def next(self) -> Block | Item:
-        """The next batch for this rank; StopIteration at the end."""
+        """The next batch for this rank, which counts when it is delivered; StopIteration at the end."""
         with self._pulling:
             while True:
                 try:
                     turn, message = self._stream.pull()
                 except StopIteration:
+                    self.begun = True
                     self._count_left_over()
                     raise
                 if self._account(turn, message):
                     assert isinstance(message, (Block, Item))
                     return message
+
+    @property
+    def following(self) -> int:
+        """The position once the batch that `next` gave is delivered."""
+        return self.position if self._offered is None else self.topology.after(self.position, self._offered[0])
+
+    def deliver(self) -> None:
+        """Count the batch that `next` gave and move behind it: the last act before the loop has it.
+
+        Whatever fails before that leaves a checkpoint that stands before this batch.
+        """
+        assert self._offered is not None
+        turn, message = self._offered
+        masked = is_masked(message)
+        tokens, following = 0 if masked else _tokens(message), self.following
+        with self._lock:
+            while self._ahead:
+                self._follow(*self._ahead.popleft())
+            self._follow(turn, message)
+            self._offered, self.position, self.begun = None, following, True
+            if masked:
+                self.deliveries.padded += 1
+            else:
+                self.deliveries.add(message.origin, tokens)
 
     def _count_left_over(self) -> None:
         """What lies past the last step that every group can fill, each batch counted by the group that would have had it."""
@@ -116,31 +145,26 @@ class Consumer:
                 left_over.add(message.origin, _tokens(message))
 
     def _account(self, turn: Turn, message: Message) -> bool:
-        """Follow one message; true if it is a batch that this rank delivers."""
+        """Look at one message; true if it is a batch for this rank."""
         with self._lock:
-            if turn.mine and is_delivery(message):
-                while self._ahead:
-                    self._follow(*self._ahead.popleft())
-            elif self._ahead or (is_delivery(message) and self.topology.number(turn) >= self.position):
+            if turn.mine and isinstance(message, (Block, Item)):
+                self._offered = turn, message
+                return True
+            if self._ahead or (is_delivery(message) and self.topology.number(turn) >= self.position):
                 self._ahead.append((turn, message))
-                return False
-            return self._follow(turn, message)
+            else:
+                self._follow(turn, message)
+            return False
 
-    def _follow(self, turn: Turn, message: Message) -> bool:
+    def _follow(self, turn: Turn, message: Message) -> None:
         progress = self._progress[turn.lane]
         if isinstance(message, Cut):
             progress.passed(message)
-            return False
-        if isinstance(message, End):
+        elif isinstance(message, End):
             self._ended.add(turn.lane)
-            return False
-        if not is_masked(message):
+        elif not is_masked(message):
             progress.took()
             self._numbers[turn.lane] = turn.number + 1
-        if not turn.mine:
-            return False
-        self.position = self.topology.after(self.position, turn)
-        return True
 
     def lane_states(self) -> dict[int, LaneState]:
         """What a checkpoint holds now. Lanes shared with other groups are first brought up to the same position."""
@@ -167,7 +191,7 @@ class Consumer:
     def _catch_up(self) -> None:
         """Follow the batches of other groups before this rank's position, which are on their way."""
         with contextlib.suppress(Exception):  # whatever ended the engine: the loop raises it, a checkpoint need not
-            while not self._ahead:
+            while not self._ahead and self._offered is None:
                 try:
                     turn, message = self._stream.pull()
                 except StopIteration:
@@ -176,13 +200,6 @@ class Consumer:
                     self._stream.put_back(turn, message)
                     return
                 self._account(turn, message)
-
-    def deliver(self, message: Block | Item) -> None:
-        """Count a batch that goes to the loop."""
-        if is_masked(message):
-            self.deliveries.padded += 1
-        else:
-            self.deliveries.add(message.origin, _tokens(message))
 
     def in_flight(self) -> dict[int, int]:
         """Chunks of each lane that were handed out and may still have records on their way."""

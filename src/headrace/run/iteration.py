@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
+from headrace.core import checkpoint as ckpt
 from headrace.core.block import Block
+from headrace.core.message import Item
 from headrace.observe.summary import summarize
 from headrace.run.consumer import Consumer
 from headrace.run.digest import DigestLog
@@ -19,23 +22,32 @@ _log = logging.getLogger("headrace")
 class PipelineIterator(Iterator[Any]):
     """One run over a pipeline. Dropping it ends the run."""
 
-    def __init__(self, consumer: Consumer, on_close: Callable[[Consumer], None], batched: bool, progress: bool) -> None:
-        self.consumer, self.closed = consumer, False
-        self._on_close, self._batched = on_close, batched
+    def __init__(
+        self,
+        consumer: Consumer,
+        recipe: dict[str, Any],
+        on_close: Callable[[PipelineIterator], None],
+        *,
+        batched: bool,
+        digests: DigestLog | None = None,
+        whole: bool = False,
+        progress: bool = False,
+    ) -> None:
+        """Start the run. `recipe`: what its positions belong to. `whole`: a run from its beginning, on a whole rank; no batch at
+        all is then worth a word."""
+        self.consumer, self.digests, self.closed = consumer, digests, False
+        self._recipe, self._on_close, self._batched, self._whole = recipe, on_close, batched, whole
         self._bar: Any = None
-        self.digests: DigestLog | None = None
-        self.whole = False
-        """Whether this is a run from its beginning, on a whole rank: then no batch at all is worth a word."""
         try:
             consumer.start()
+            if progress:
+                from headrace.observe.bar import ProgressBar
+
+                self._bar = ProgressBar(lambda: summarize(consumer.producer.summary(), consumer.deliveries))
         except BaseException:  # whatever it is, the run ends with it
             self.closed = True
             consumer.close()
             raise
-        if progress:
-            from headrace.observe.bar import ProgressBar
-
-            self._bar = ProgressBar(lambda: summarize(consumer.producer.summary(), consumer.deliveries))
 
     def __iter__(self) -> PipelineIterator:
         return self
@@ -46,18 +58,29 @@ class PipelineIterator(Iterator[Any]):
         try:
             while True:
                 message = self.consumer.next()
+                given = self._given(message)
                 if self.digests is not None and not is_masked(message):
-                    self.digests.add(message, self.consumer.position)
-                if isinstance(message, Block):
-                    return self._deliver(message)
-                self.consumer.deliver(message)
-                if message.value is not None:
-                    return message.value
+                    self.digests.add(message, self.consumer.following)
+                self.consumer.deliver()  # behind all that may fail: a batch that the loop never had comes again
+                if given is not None:
+                    return given
         except BaseException as error:  # whatever it is, the run ends with it
-            if isinstance(error, StopIteration) and self.whole:
+            if isinstance(error, StopIteration) and self._whole:
                 self._tell_if_empty()
             self.close()
             raise
+
+    def _given(self, message: Block | Item) -> Any:
+        """What the loop receives; None for what a function dropped."""
+        if isinstance(message, Item):
+            return message.value
+        batch = SampleBatch.from_block(message)
+        return batch if self._batched else batch.records[0]
+
+    def state(self) -> dict[str, Any]:
+        """The checkpoint of this run as it stands."""
+        position, lanes = self.consumer.snapshot()
+        return ckpt.assemble(self._recipe, self.consumer.topology.lanes, position, lanes)
 
     def _tell_if_empty(self) -> None:
         deliveries = self.consumer.deliveries
@@ -72,21 +95,18 @@ class PipelineIterator(Iterator[Any]):
             f", and dropped {', '.join(ends)}" if ends else "",
         )
 
-    def _deliver(self, block: Block) -> Any:
-        self.consumer.deliver(block)
-        batch = SampleBatch.from_block(block)
-        return batch if self._batched else batch.records[0]
-
     def close(self) -> None:
         """End the run."""
-        if not self.closed:
-            self.closed = True
-            if self._bar is not None:
-                self._bar.close()
-            self._on_close(self.consumer)
+        if self.closed:
+            return
+        self.closed = True
+        with ExitStack() as last_first:  # all of them, whatever one raises
+            last_first.callback(self.consumer.close)
             if self.digests is not None:
-                self.digests.close()
-            self.consumer.close()
+                last_first.callback(self.digests.close)
+            last_first.callback(self._on_close, self)
+            if self._bar is not None:
+                last_first.callback(self._bar.close)
 
     def __del__(self) -> None:
         if not self.closed:
