@@ -22,7 +22,7 @@ from headrace.io.detect import choose_format, common_root, format_named, format_
 from headrace.io.formats.base import Reader, ShardTable
 from headrace.io.formats.memory import InMemoryShard, MemoryReader, MemoryTable
 from headrace.io.options import StoreOptions
-from headrace.io.store import Entry, Store, is_url, open_store
+from headrace.io.store import Entry, Store, is_http, is_url, open_store
 
 Options = StoreOptions | Mapping[str, Any] | None
 
@@ -54,7 +54,7 @@ class Dataset:
         _check_name(name)
         settings = StoreOptions.from_any(options)
         place = _checked_path(name, path)
-        one = is_url(place) and format_of(place) is not None
+        one = is_url(place) and (format_of(place) is not None or (fmt is not None and is_http(place)))
         with _named(name, place):
             if one:
                 store, entries, one = _file_at(place, settings)
@@ -209,6 +209,12 @@ def _checked_path(name: str, path: Any) -> str:
     if not isinstance(place, str) or not place:
         more = "; for several files there is Dataset.from_files" if isinstance(path, (list, tuple)) else ""
         raise ConfigError(f"dataset {name!r}: give the path of a folder or file, found {path!r}{more}")
+    if is_http(place) and "?" in place:
+        raise ConfigError(
+            f"dataset {name!r}: {place.partition('?')[0]}?... has a query, as links do that are signed for one request, and such are "
+            "not read: a run asks again and again, for as long as it lasts. Name the object itself (s3://, gs://, az://, with "
+            "credentials in the environment), or copy the file"
+        )
     return place
 
 

@@ -143,6 +143,10 @@ def common_root(paths: Sequence[str]) -> tuple[str, list[str]]:
             raise ConfigError(f"one dataset cannot mix {', '.join(sorted(schemes))}; make one for each and mix them")
         scheme = schemes.pop()
         rests = [path.partition("://")[2] for path in paths]
+        buckets = sorted({rest.partition("/")[0] for rest in rests})
+        if len(buckets) > 1:
+            places = " and ".join(f"{scheme}://{bucket}" for bucket in buckets[:2])
+            raise ConfigError(f"one dataset cannot mix files of {places}; make one for each and mix them")
         base = os.path.commonpath([os.path.dirname(rest) for rest in rests])
         root, names = f"{scheme}://{base}", [os.path.relpath(rest, base or ".") for rest in rests]
     else:

@@ -73,6 +73,11 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
+def is_http(path: str) -> bool:
+    """True for `http://...` and `https://...`, whose folders cannot be listed."""
+    return path.startswith(("http://", "https://"))
+
+
 def open_store(root: str, options: StoreOptions) -> Store:
     """The store of a folder or URL."""
     if not is_url(root):

@@ -183,6 +183,7 @@ def web(tmp_path: Path, handler: type[_Handler]) -> Iterator[str]:
         "/data/a.jsonl": LINES,
         "/data/b.jsonl.gz": gzip.compress(LINES),
         "/data/c.parquet": _parquet(tmp_path / "c"),
+        "/data/get": LINES,
     }
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -198,6 +199,7 @@ def test_http(web: str) -> None:
         data = Dataset.from_path("d", f"{web}/{name}")
         assert data.total() == 300
         assert _read(data, [5, 299, 0]) == [TEXTS[5], TEXTS[299], TEXTS[0]]
+    assert _read(Dataset.from_path("d", f"{web}/get", fmt="jsonl"), [7]) == [TEXTS[7]]
     files = Dataset.from_files("d", [f"{web}/b.jsonl.gz", f"{web}/a.jsonl"])
     assert files.shard_names == ("a.jsonl", "b.jsonl.gz")
     with pytest.raises(ConfigError, match=r"Dataset\.from_files"):
