@@ -49,7 +49,7 @@ class RuntimeOptions:
         cut_every: samples of a lane between the points that a checkpoint can rest on. What a restore may have to run again,
             beside the records that operators held. Never changes the data, nor whether a checkpoint restores.
         prefetch_batches: finished batches prepared ahead; None derives it from the workers, and prepares more of small ones.
-        prefetch_bytes: bound on the bytes of those batches.
+        prefetch_bytes: bound on the bytes of those batches. Of Python objects they are estimated, from a few rows of each batch.
         flush_every_k_chunks: not given means 8 where a pipeline reorders or regroups records; None or 0 means never.
         mp_context: how worker processes start. "forkserver": those of a stage are forks of one fresh process that has loaded the
             workers' program and nothing of yours (on Linux; elsewhere as with "spawn"). "spawn": each is a fresh process.

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.refusal import Refusal
+from headrace.core.size import objects_bytes
 
 Ints = NDArray[np.int64]
 
@@ -226,14 +227,14 @@ def to_list(column: Column) -> list[Any]:
 
 
 def column_bytes(column: Column) -> int:
-    """Payload bytes, for counters; objects count 64 bytes each, strings their length."""
+    """Payload bytes; of objects, about as many."""
     match column:
         case Ragged():
             return int(column.offsets[-1] - column.offsets[0]) * column.values.itemsize
         case Text():
             return int(column.offsets[-1] - column.offsets[0])
         case list():
-            return sum(len(v) if isinstance(v, (str, bytes)) else 64 for v in column)
+            return objects_bytes(column)
         case _:
             return column.nbytes
 
@@ -444,10 +445,10 @@ class Block:
         return replace(self, drops=(*self.drops, *drops))
 
     def nbytes(self) -> int:
-        """Payload bytes, roughly, for counters and queue bounds."""
+        """Payload bytes, roughly, for queue bounds."""
         if self.columns is not None:
             return sum(column_bytes(c) for c in self.columns.values())
-        return 64 * len(self)
+        return objects_bytes(self.rows or ())
 
 
 def concat_blocks(blocks: Sequence[Block]) -> Block:

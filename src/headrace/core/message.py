@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.core.block import Block, Origin
+from headrace.core.size import object_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Item:
     lane: int
     value: Any
     origin: Origin
+
+    def nbytes(self) -> int:
+        """Bytes of the value, roughly, for queue bounds."""
+        return object_bytes(self.value)
 
 
 Message = Block | Item | Cut | End

@@ -115,13 +115,10 @@ class Engine:
         drive = self._drive()
         try:
             for turn, message in drive:
-                match message:
-                    case Block():
-                        self.buffer.put((turn, message), 1, message.nbytes())
-                    case Item():
-                        self.buffer.put((turn, message), 1)
-                    case _:
-                        self.buffer.put((turn, message))
+                if isinstance(message, (Block, Item)):
+                    self.buffer.put((turn, message), 1, message.nbytes())
+                else:
+                    self.buffer.put((turn, message))
             self.buffer.finish()
         except Closed:
             pass

@@ -279,7 +279,7 @@ class NodeServer:
         """A batch to the ranks of its group, a mark to those that only count it, anything else to all with this lane."""
         batch = isinstance(message, (Block, Item))
         owner = self._spec.topology.owner(turn) if batch else -1
-        nbytes = message.nbytes() if isinstance(message, Block) else 0
+        nbytes = message.nbytes() if isinstance(message, (Block, Item)) else 0
         for client in self._needs[turn.lane]:
             mine = owner == client.hello.topology.group
             with contextlib.suppress(Closed):
