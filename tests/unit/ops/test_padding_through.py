@@ -201,3 +201,18 @@ def test_records_that_were_cut_are_read_off_their_mask_or_refused(in_records: bo
     assert labels(cut) == [[1, 2, -100, -100, -100], [2, 3, 4, -100, -100]]
     with pytest.raises(OperatorError, match=r"made 6 tokens of the 8 of a padded row .*row 0\)"):
         labels(lambda payload: {"input_ids": payload["input_ids"][:6]})
+
+
+@pytest.mark.parametrize("algorithm", ["wrap", "best_fit", "best_fit_wrap"])
+def test_packing_leaves_padding_out(algorithm: str) -> None:
+    def rows(padding: Any, **settings: Any) -> list[Any]:
+        data = Dataset.from_dict("toy", {0: InMemoryShard([{"text": t} for t in ("abc", "bcde", "", "f")])})
+        pipeline = Pipeline(StaticMixtureWorkSource(datasets=[data], mixture={"toy": 1.0}, shuffle_shards=False))
+        pipeline.tokenize(Letters(), field="text", special_tokens="eos", padding=padding, **settings)
+        bins = {"num_bins": 2} if algorithm == "best_fit" else {}
+        pipeline.pack_flat(8, algorithm=algorithm, pad_token_id=9, **bins)
+        (batch,) = pipeline.batch(2, drop_last=False).options(runner="inline")
+        return [(record.payload["input_ids"].tolist(), record.meta.padding_length) for record in batch.records]
+
+    assert rows("max_length", max_length=8) == rows("longest") == rows(False)
+    assert sum(padding for _, padding in rows("max_length", max_length=8)) == 16 - 12

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Column, Drop, Ints, Ragged, Text
 from headrace.core.exact import exactly, first_changed
+from headrace.core.padding import without_padding
 from headrace.core.tokens import (
     HIDDEN,
     LOSS_MASK,
@@ -77,6 +78,7 @@ class AlignedFields:
 
     def align(self, block: Block) -> TokenRows:
         """The packed fields of a block, flat. Raises RecordError before any of it is packed."""
+        block = without_padding(block)
         columns = self._columns(block)
         if not len(block):
             return TokenRows({}, np.zeros(1, np.int64), block.origin.ids)
@@ -227,6 +229,7 @@ class AlignedFields:
 
 def lengths_of_documents(block: Block, asked: str) -> Ints:
     """Tokens of each document, int64 `[n]`; zero where packing will find out that there are none."""
+    block = without_padding(block)
     columns, rows = block.as_columns(), range(len(block))
     found = (name for name, column in columns.items() if any(_may_be_tokens(column, row) for row in rows))
     name = find_tokens_field(found) if asked == "auto" else asked
