@@ -8,7 +8,9 @@ the gradient of its weight to a `DeferredGradients`; `W` runs the closures.
 
 So the graph is freed at `I`, only the layer's input and output gradient stay, and a checkpointed block is computed
 again exactly once. `nn.Linear`, `nn.Embedding` and `nn.Conv1d/2d/3d` defer; every other parameter (norms, biases of your
-own) gets its gradient in `I`, which is right too, only earlier.
+own) gets its gradient in `I`, which is right too, only earlier. So does a parameter with hooks (`register_hook`,
+`register_post_accumulate_grad_hook`, `register_multi_grad_hook`). Hooks on autograd's own node of a parameter cannot be
+seen from here: they are called in `I`, before the gradient is there.
 """
 
 from __future__ import annotations
@@ -111,10 +113,8 @@ def _deferrable(*parameters: Tensor | None) -> bool:
     return any(p.requires_grad for p in given) and all(p.is_leaf for p in given)
 
 
-def _accumulate(parameter: Tensor | None, gradient: Callable[[], Tensor]) -> None:
+def _accumulate(parameter: Tensor, gradient: Callable[[], Tensor]) -> None:
     """Add to `.grad`, as autograd would."""
-    if parameter is None or not parameter.requires_grad:
-        return
     value = gradient().to(parameter.dtype)
     if parameter.grad is None:
         parameter.grad = value
@@ -212,17 +212,26 @@ def _now_or_later(
 
     The parameters come from `ctx.leaves`: under activation checkpointing the saved ones are detached copies.
     """
-    store: DeferredGradients = ctx.store
     weight, bias = ctx.leaves
-    wants_bias = bias is not None and bias.requires_grad and of_bias is not None
-    if store.deferring:
-        store.add(lambda: _accumulate(weight, of_weight))
-        if wants_bias and of_bias is not None:
-            store.add(lambda: _accumulate(bias, of_bias))
-        return None, None, None
-    grad_weight = of_weight().to(weight.dtype) if weight.requires_grad else None
-    grad_bias = of_bias().to(bias.dtype) if wants_bias and bias is not None and of_bias is not None else None
-    return grad_weight, grad_bias, None
+    return _gradient(ctx.store, weight, of_weight), _gradient(ctx.store, bias, of_bias), None
+
+
+def _gradient(
+    store: DeferredGradients, parameter: Tensor | None, compute: Callable[[], Tensor] | None
+) -> Tensor | None:
+    """The gradient of one parameter for autograd, or None if it has none or if it waits."""
+    if parameter is None or compute is None or not parameter.requires_grad:
+        return None
+    if store.deferring and not _has_hooks(parameter):
+        store.add(lambda: _accumulate(parameter, compute))
+        return None
+    return compute().to(parameter.dtype)
+
+
+def _has_hooks(parameter: Tensor) -> bool:
+    """Whether somebody looks at the gradient on its way, or may change it: only autograd calls hooks, and it does so in `I`."""
+    after = parameter._post_accumulate_grad_hooks  # pyright: ignore[reportPrivateUsage] - torch has no public way to ask
+    return bool(parameter._backward_hooks or after)
 
 
 def _linear_forward(self: Any, x: Tensor) -> Tensor:
