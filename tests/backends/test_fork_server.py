@@ -105,7 +105,7 @@ def test_the_data_pipeline_starts_workers_as_the_option_says(method: str) -> Non
         datasets=[Dataset.from_dict("toy", {0: shard})], mixture=MixtureSpec({"toy": 1.0}), chunk_size=50
     )
     pipeline = Pipeline(work).map_block(stamped, reads=["n"]).batch(8)
-    options = {"runner": "process", "max_workers": 2, "mp_context": method, "auto_validation": "off"}
+    options = {"runner": "process", "max_workers": 4, "mp_context": method, "auto_validation": "off"}
     parents = {record.payload["parent"] for batch in pipeline.options(**options) for record in batch.records}
     assert (parents == {os.getpid()}) == (method == "spawn")
     assert len(parents) == 1
