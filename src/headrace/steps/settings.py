@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from numbers import Real
 from typing import Any, Literal
 
 import xxhash
 
+from headrace.arguments import flag, whole_number
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.run.executor import SLAB_BYTES
 from headrace.steps.chain import Step
@@ -19,6 +22,8 @@ OnError = Literal["raise", "skip", "return"]
 Runner = Literal["process", "threads", "inline"]
 Mode = Literal["fused", "staged"]
 Workers = int | Sequence[int] | Literal["auto"]
+
+_AT_LEAST = {"max_retries": 0, "shuffle_buffer": 0, "max_pending": 1, "slab_bytes": 0}  # whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +47,53 @@ class Settings:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse what cannot work; each message names the option, the value and what would do."""
         _one_of("mode", self.mode, ("fused", "staged"))
         _one_of("runner", self.runner, ("process", "threads", "inline"))
         _one_of("on_error", self.on_error, ("raise", "skip", "return"))
-        if self.ordered not in (True, False):
-            raise ConfigError(f"ordered must be True or False, got {self.ordered!r}")
+        for name in ("ordered", "zero_copy", "progress"):
+            flag(name, getattr(self, name))
+        for name, least in _AT_LEAST.items():
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
+            if self.seed >= 1 << 64:
+                raise ConfigError(f"seed must be below 2**64, found {self.seed}")
+        if self.timeout is not None:
+            object.__setattr__(self, "timeout", _seconds("timeout", self.timeout))
+        object.__setattr__(self, "num_workers", self._asked())
+        self._check_together()
+
+    def _asked(self) -> Workers:
+        """`num_workers`, as plain numbers."""
+        asked: Any = self.num_workers
+        if isinstance(asked, str):
+            _one_of("num_workers", asked, ("auto",))
+            return "auto"
+        if not isinstance(asked, Iterable):
+            return whole_number("num_workers", asked, 1)
+        stages = 1 if self.mode == "fused" else len(self.steps)
+        counts = tuple(whole_number(f"num_workers[{n}]", count, 1) for n, count in enumerate(asked))
+        if len(counts) != stages:
+            raise ConfigError(f"num_workers has {len(counts)} numbers for {stages} stage(s) of mode {self.mode!r}")
+        return counts
+
+    def _check_together(self) -> None:
+        """Refuse options that exclude each other."""
         if not self.steps:
             raise ConfigError("a pipeline needs at least one step")
-        if self.shuffle_buffer < 0 or self.max_pending < 1:
-            raise ConfigError("shuffle_buffer must not be negative and max_pending must be positive")
         if self.assign is not None and self.mode == "staged":
             raise ConfigError("assign= chooses a worker by the item that enters, so it needs mode='fused'")
         if self.shuffle_buffer and self.seed is None:
             raise ConfigError("shuffle_buffer= needs seed=, so that the same run can be had again")
         if self.timeout is not None and self.runner == "inline":
             raise ConfigError("timeout= needs runner='process' or 'threads': nobody watches an inline step")
-        _ = self.groups  # checks num_workers
+        if self.timeout is not None and self.seed is not None and self.runner == "threads":
+            raise ConfigError(
+                f"timeout={self.timeout} and seed={self.seed} do not go together with runner='threads': all threads draw from the "
+                "same generators, so seeded steps take turns, and one that hangs would keep the turn for ever; use "
+                "runner='process', or leave one of the two out"
+            )
 
     @property
     def may_stay_home(self) -> bool:
@@ -79,20 +114,19 @@ class Settings:
     def _counts(self, stages: int) -> list[int]:
         asked = self.num_workers
         if isinstance(asked, str):
-            _one_of("num_workers", asked, ("auto",))
             return [max(1, cores() // stages)] * stages
-        counts = [asked] * stages if isinstance(asked, int) else list(asked)
-        if len(counts) != stages:
-            raise ConfigError(f"num_workers has {len(counts)} numbers for {stages} stage(s) of mode {self.mode!r}")
-        for count in counts:
-            if count < 1:
-                raise ConfigError(f"num_workers must be at least 1 for every stage, got {asked!r}")
-        return counts
+        return [asked] * stages if isinstance(asked, int) else list(asked)
 
 
 def cores() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < inf:
+        raise ConfigError(f"{name} must be a number of seconds above 0, or None for no limit; found {value!r}")
+    return float(value)
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
