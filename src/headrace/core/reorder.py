@@ -295,12 +295,13 @@ class Dispatch:
             self._queue(piece.batch).appendleft(piece)
         return piece
 
-    def died(self, worker: int, begun: int | None, *, retry: bool = True) -> list[GiveUp]:
+    def died(self, worker: int, begun: int | None, *, retry: bool = True, with_memory: bool = False) -> list[GiveUp]:
         """The worker is gone. `begun` inputs were started since its last acknowledgement (0: between items).
 
         Everything it held is pending again, except an input that has now been in work at more than
         `max_retries` deaths (or at this one, with `retry=False`). `begun=None`: no input is to blame, because the worker
-        had not loaded its function yet.
+        had not loaded its function yet. `with_memory`: the inputs that it did before this one and did not acknowledge are given
+        up as well, for another worker would do them without what it remembered; the input in work is the last of the list.
         """
         seat = self._seats[worker]
         seat.barren = seat.barren + 1 if begun is None else 0
@@ -317,8 +318,9 @@ class Dispatch:
                 pieces.insert(0, piece)
             else:
                 self._deaths.pop((piece.batch.key, culprit), None)
-                given_up.append(GiveUp(piece.batch, culprit, attempts))
-                around = (Piece(piece.batch, piece.start, culprit), Piece(piece.batch, culprit + 1, piece.stop))
+                first = piece.start if with_memory else culprit
+                given_up += [GiveUp(piece.batch, index, attempts) for index in range(first, culprit + 1)]
+                around = (Piece(piece.batch, piece.start, first), Piece(piece.batch, culprit + 1, piece.stop))
                 pieces[:0] = [part for part in around if part]
         for piece in reversed(pieces):
             if not piece.batch.dropped:

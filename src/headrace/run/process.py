@@ -46,6 +46,7 @@ class ProcessExecutor:
         self._seen: list[tuple[int, float]] = [(0, 0.0)] * len(config.seats)
         self._stats = WorkerStatistics()
         self._fatal: BaseException | None = None
+        self._lost: WorkerDied | None = None  # to be raised once
         self._least = (
             2.0  # pieces a worker may hold: more when workers run dry, as they do where this process must wait
         )
@@ -298,9 +299,15 @@ class ProcessExecutor:
             for index in range(piece.start, min(piece.stop, piece.start + 8))
         ]
         late = child.reason == "timeout"
-        for given_up in self._dispatch.died(worker, begun, retry=not late):
-            failure = self._too_late(given_up) if late else self._died(child, given_up, how, held)
-            self._parts.append(Part(given_up.batch.key, given_up.start, 1, [], failure))
+        kept = not self._config.hand_back  # what it remembered of items counts: their owner must be told
+        lost = self._dispatch.died(worker, begun, retry=not late, with_memory=kept)
+        if lost:
+            failure = self._too_late(lost[-1]) if late else self._died(child, lost[-1], how, held)
+            self._parts.extend(Part(each.batch.key, each.start, 1, [], failure) for each in lost)
+        elif kept and self._begun[worker]:
+            self._lost = WorkerDied(
+                f"{self._config.name}: {child.name} {how} between items, and what it remembered is gone"
+            )
         if self._dispatch.barren(worker):
             self._fatal = WorkerDied(
                 f"{self._config.name}: {child.name} {how}, as did those before it, before it could begin. "
@@ -323,18 +330,18 @@ class ProcessExecutor:
         item = self._describe(given_up.batch, given_up.start)
         others = [text for text in held if text and text != item]
         rest = f"; it also held {', '.join(others[:7])}" if others else ""
+        place = f"{given_up.batch.first + given_up.start} ({item})" if self._config.hand_back else item
         error = WorkerDied(
-            f"{self._config.name}: {child.name} {how} while working on item "
-            f"{given_up.batch.first + given_up.start} ({item}), after {given_up.attempts} attempts{rest}"
+            f"{self._config.name}: {child.name} {how} while working on item {place}, after {given_up.attempts} attempts{rest}"
         )
         return Failure(error, self._config.name, item, worker=child.name, died=True)
 
     def _too_late(self, given_up: GiveUp) -> Failure:
+        item = self._describe(given_up.batch, given_up.start)
         error = TimeoutError(
-            f"{self._config.name}: item {given_up.batch.first + given_up.start} took longer than "
-            f"{self._config.timeout} s; its worker was replaced"
+            f"{self._config.name}: item {item} took longer than {self._config.timeout} s; its worker was replaced"
         )
-        return Failure(error, self._config.name, self._describe(given_up.batch, given_up.start))
+        return Failure(error, self._config.name, item, died=True)
 
     def _watch_clock(self, limit: float) -> None:
         now = time.monotonic()
@@ -385,6 +392,9 @@ class ProcessExecutor:
     def _check(self) -> None:
         if self._fatal is not None:
             raise self._fatal
+        if self._lost is not None:
+            error, self._lost = self._lost, None
+            raise error
 
 
 def _until(deadline: float | None) -> float | None:

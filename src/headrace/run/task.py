@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Through = Callable[[Any, list[Any], list[int], Any, Any], None]
+    Work = tuple[list[Any], list[int] | None]  # outputs, and their number after each item; None: one output an item
 
 SLICE = 0.02  # seconds of work after which a worker reports, even in the middle of a batch
 
@@ -37,7 +38,10 @@ def depth(seconds: float, items: int, least: int = 2) -> int:
 
 Words = list[int] | memoryview
 _COMPUTES = 0.15  # share of real time on a processor above which work is computing, not waiting
-STARTED, RUNNING = 0, 1  # the two words that a supervisor may read at any time
+RUNNING, STARTED = (
+    0,
+    1,
+)  # the two words that a supervisor may read at any time; a thread without the second begins no item more
 DROPPED = 2  # the word that it writes: one bit for each piece that the worker holds and nobody wants any more
 DROPPED_BITS = 32  # a piece's bit is its number in the worker's life, modulo this; no worker holds so many
 
@@ -127,14 +131,21 @@ def _indexed(fn: Any) -> bool:
     return bool(getattr(fn, "indexed", False))
 
 
-def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], first: int, words: Words) -> Slice:
+def new_work(function: Function) -> Work:
+    """What a slice fills. Its owner may look at any time which items are done and what they gave."""
+    return [], [] if function.into is not None else None
+
+
+def run_slice(
+    function: Function, items: Sequence[Any], span: tuple[int, int], first: int, words: Words, work: Work | None = None
+) -> Slice:
     """Run items `span[0] .. span[1]` until the end, a failure, or the end of the time slice.
 
-    `words[STARTED]` counts the items begun, so that a supervisor can name the one in work if this worker dies.
+    `words[STARTED]` counts the items begun, so that a supervisor can name the one in work if this worker dies. One that takes
+    that word away ends the slice before the next item.
     """
     begin, stop = span
-    values: list[Any] = []
-    ends: list[int] | None = [] if function.into is not None else None
+    values, ends = work or new_work(function)
     clock = _Clock()
     deadline = clock.started + SLICE
     failure = None
@@ -163,8 +174,9 @@ def run_slice(function: Function, items: Sequence[Any], span: tuple[int, int], f
         done = len(ends) if ends is not None else len(values)
         index = begin + done
         del values[ends[-1] if ends else (0 if ends is not None else done) :]
-        failure = from_exception(error, function.where, items[index])
-        index += 1
+        if len(words) > STARTED:
+            failure = from_exception(error, function.where, items[index])
+            index += 1
     words[RUNNING] = 0
     if through is not None and ends is not None and len(ends) == len(values):
         ends = None

@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.core.reorder import Batch, Dispatch, Piece
 from headrace.run.executor import ExecutorConfig, Part, WorkerStatistics
 from headrace.run.failure import Failure, from_exception, shorten
-from headrace.run.task import RUNNING, STARTED, Function, Slice, depth, run_slice
+from headrace.run.task import STARTED, Function, Slice, depth, new_work, run_slice
 from headrace.run.wire import Packed
+
+if TYPE_CHECKING:
+    from headrace.run.task import Work
 
 _TICK = 0.05
 _LEAVE = (0.5, 1.0, 1.5)  # seconds that threads are waited for, in steps, before one that does not leave is left behind
@@ -26,6 +29,8 @@ class _Lane:
     index: int
     inbox: queue.SimpleQueue[Piece | None] = field(default_factory=queue.SimpleQueue)
     words: list[int] = field(default_factory=lambda: [0, 0])
+    work: Work = field(default_factory=lambda: ([], None))  # of the slice that it runs
+    function: Function | None = None
     acknowledged: int = 0
     seen: tuple[int, float] = (0, 0.0)
     thread: threading.Thread | None = None
@@ -185,21 +190,39 @@ class ThreadExecutor:
         now = time.monotonic()
         for index, lane in enumerate(self._lanes):
             count, (seen, since) = lane.words[STARTED], lane.seen
-            if count != seen or not lane.words[RUNNING]:
+            if count != seen or count == lane.acknowledged:
                 lane.seen = (count, now)
             elif now - since > limit:
-                lane.abandoned = True
-                lane.inbox.put(None)
-                for given_up in self._dispatch.died(index, count - lane.acknowledged, retry=False):
-                    item = self._describe(given_up.batch, given_up.start)
-                    error = TimeoutError(
-                        f"{self._config.name}: item {given_up.batch.first + given_up.start} took longer than {limit} s; "
-                        "its thread was left behind, still running"
-                    )
-                    failure = Failure(error, self._config.name, item, worker=lane.name)
-                    self._parts.append(Part(given_up.batch.key, given_up.start, 1, [], failure))
-                self._lanes[index] = self._start(index)
+                begun = lane.words.pop()  # from here on it begins nothing more
+                if begun == count:
+                    self._leave_behind(index, lane, limit)
+                else:  # it has just gone on to the next item
+                    lane.words = [1, begun]
         self._send()
+
+    def _leave_behind(self, index: int, lane: _Lane, limit: float) -> None:
+        """Take what the thread has finished, fail the item that it is in, and give the rest to another thread.
+
+        The thread leaves after its item. Whatever that still gives is nobody's, as is whatever the thread remembers.
+        """
+        lane.abandoned = True
+        lane.inbox.put(None)
+        report = lane.function.report() if lane.function is not None and lane.function.report is not None else None
+        if done := lane.seen[0] - lane.acknowledged - 1:
+            values, ends = lane.work
+            batch, start = self._dispatch.acknowledged(index, done, last=False)
+            self._stats.items += done
+            outputs = values[: done if ends is None else ends[done - 1]]
+            self._parts.append(Part(batch.key, start, done, outputs, report=report))
+            report = None
+        for given_up in self._dispatch.died(index, 1, retry=False):
+            item = self._describe(given_up.batch, given_up.start)
+            error = TimeoutError(
+                f"{self._config.name}: item {item} took longer than {limit} s; its thread was left behind, still running"
+            )
+            failure = Failure(error, self._config.name, item, worker=lane.name, died=True)
+            self._parts.append(Part(given_up.batch.key, given_up.start, 1, [], failure, report=report))
+        self._lanes[index] = self._start(index)
 
     def _start(self, index: int) -> _Lane:
         lane = _Lane(index, seen=(0, time.monotonic()))
@@ -210,17 +233,20 @@ class ThreadExecutor:
     def _run(self, lane: _Lane) -> None:
         """The body of a thread."""
         try:
-            function = Function(self._config.seats[lane.index])
+            lane.function = function = Function(self._config.seats[lane.index])
         except BaseException as error:  # noqa: BLE001 (a user's set-up; the owner's thread raises it)
             self._done.put((lane, from_exception(error, f"set-up of {self._config.name}", None), True, None))
             return
-        while (piece := lane.inbox.get()) is not None and not self._stopping.is_set():
+        while (piece := lane.inbox.get()) is not None and not self._stopping.is_set() and not lane.abandoned:
             begin = piece.start
             while begin < piece.stop:
                 if piece.batch.dropped:
                     self._done.put((lane, Slice((begin, begin), [], [], None, 0.0), True, None))
                     break
-                done = run_slice(function, piece.batch.items, (begin, piece.stop), piece.batch.first, lane.words)
+                lane.work = work = new_work(function)
+                done = run_slice(function, piece.batch.items, (begin, piece.stop), piece.batch.first, lane.words, work)
+                if lane.abandoned:
+                    break
                 begin = done.end
                 last = begin == piece.stop or self._config.hand_back
                 report = function.report() if function.report is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 from headrace.run.executor import ExecutorConfig, Group
 from headrace.run.failure import shorten
-from headrace.steps.chain import Chain
+from headrace.steps.chain import Chain, Step
 from headrace.steps.flow import StageFlow
 from headrace.steps.seeded import SeededChain
 from headrace.steps.settings import Settings
@@ -31,11 +32,17 @@ def config(settings: Settings) -> ExecutorConfig:
     groups: list[Group] = []
     done = 0
     for number, (steps, count) in enumerate(settings.groups):
-        passes = number > 0 and settings.on_error == "return"
-        factory: Callable[[], Any] = partial(Chain, steps, settings.on_error, passes_failed=passes)
+        options: dict[str, Any] = {
+            "on_error": settings.on_error,
+            "passes_failed": number > 0 and settings.on_error == "return",
+        }
+        make: type[Chain] = Chain
         if settings.seed is not None:
-            place = {"seed": settings.seed, "first_step": done, "passes_on": number + 1 < len(settings.groups)}
-            factory = partial(SeededChain, steps, settings.on_error, passes_failed=passes, **place)
+            make = SeededChain
+            options |= {"seed": settings.seed, "first_step": done, "passes_on": number + 1 < len(settings.groups)}
+        factory: Callable[[], Any] = partial(make, steps, **options)
+        if settings.runner == "threads":
+            factory = partial(_in_thread, make, steps, options)
         if settings.assign is not None:
             factory = partial(NumberedChain, factory)
         groups.append(Group(factory, count))
@@ -44,12 +51,25 @@ def config(settings: Settings) -> ExecutorConfig:
         tuple(groups),
         name="steps",
         max_retries=settings.max_retries if settings.assign is None else 0,
+        describe=None if settings.assign is None else lambda numbered: shorten(numbered[1]),
         timeout=settings.timeout,
         hand_back=settings.assign is None,
         slab_bytes=settings.slab_bytes,
         zero_copy=settings.zero_copy,
         modules=(Chain.__module__,),
     )
+
+
+def _in_thread(make: type[Chain], steps: tuple[Step, ...], options: dict[str, Any]) -> Chain:
+    """A chain whose steps with set-up or tear-down are copies: those of other threads work while it sets up or tears down."""
+    return make(tuple(_own(step) for step in steps), **options)
+
+
+def _own(step: Step) -> Step:
+    call = step.call
+    if not hasattr(call, "setup") and not hasattr(call, "teardown"):
+        return step
+    return Step(step.name, copy.copy(call), step.many)
 
 
 def by_number(settings: Settings) -> ExecutorConfig:

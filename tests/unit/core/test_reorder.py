@@ -270,3 +270,15 @@ def test_groups_keep_to_their_own_workers() -> None:
     assert sent == [(0, 0), (1, 1), (2, 3)]
     dispatch.acknowledged(0, 1, last=True)
     assert dispatch.assign()[1].batch.key == 2
+
+
+def test_with_a_workers_memory_all_goes_that_it_did_not_acknowledge() -> None:
+    dispatch = Dispatch([1], max_retries=0)
+    batch = Batch("a", "0123456", 7, worker=0)
+    dispatch.submit(batch)
+    assert dispatch.assign() is not None
+    dispatch.acknowledged(0, 2, last=False)
+    lost = dispatch.died(0, begun=3, with_memory=True)
+    assert [each.start for each in lost] == [2, 3, 4]
+    order = dispatch.assign()
+    assert order is not None and (order[1].start, order[1].stop) == (5, 7)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from step_functions import PerKey, every_runner
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, WorkerDied
 from headrace.steps import Failed, Pipeline, emit
 
 
@@ -65,3 +68,40 @@ def test_an_emitters_item_without_a_key_is_skipped(runner: Any) -> None:
     with Pipeline([value], num_workers=2, runner=runner, assign=key, on_error="skip") as pipeline:
         emit([given(300, 7, 299)], pipeline)
         assert list(pipeline) == [n for n in range(300) if n not in (7, 299)]
+
+
+class SlowPerKey(PerKey):
+    def __call__(self, item: tuple[str, int]) -> tuple[str, int, int]:
+        if item[1] == 40:
+            time.sleep(3.0)
+        return super().__call__(item)
+
+
+@pytest.mark.parametrize("runner", ["threads", "process"])
+@pytest.mark.parametrize("policy", ["skip", "return"])
+def test_a_late_item_is_an_error_for_the_state_of_its_worker_is_gone(runner: Any, policy: Any) -> None:
+    got: list[Any] = []
+    items = [("a", n) for n in range(80)]
+    with Pipeline(
+        [SlowPerKey()], num_workers=1, runner=runner, timeout=0.5, on_error=policy, assign=lambda item: item[0]
+    ) as pipeline:
+        with pytest.raises(TimeoutError, match=r"item \('a', 40\) took longer than 0\.5 s") as caught:
+            got.extend(pipeline.map(items))
+        assert got == [("a", n, n + 1) for n in range(len(got))]  # what a process has not reported is gone with it
+        assert len(got) == 40 if runner == "threads" else len(got) <= 40
+        assert f"item {len(got)}" in caught.value.__notes__[0]
+        assert list(pipeline.map([("b", 1)])) == [("b", 1, 1)]
+
+
+def pid_of(item: str) -> int:
+    del item
+    return os.getpid()
+
+
+def test_a_worker_that_dies_between_items_is_an_error_once() -> None:
+    with Pipeline([pid_of], num_workers=1, assign=lambda item: item, on_error="skip") as pipeline:
+        (pid,) = pipeline.map("a")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            list(pipeline.map("a"))
+        assert list(pipeline.map("a")) != [pid]
