@@ -211,8 +211,8 @@ def _checked_path(name: str, path: Any) -> str:
         raise ConfigError(f"dataset {name!r}: give the path of a folder or file, found {path!r}{more}")
     if is_http(place) and "?" in place:
         raise ConfigError(
-            f"dataset {name!r}: {place.partition('?')[0]}?... has a query, as links do that are signed for one request, and such are "
-            "not read: a run asks again and again, for as long as it lasts. Name the object itself (s3://, gs://, az://, with "
+            f"dataset {name!r}: {place.partition('?')[0]}?... has a query, as links have that are signed for one request; they are "
+            "not read, since a run asks again and again for as long as it lasts. Name the object itself (s3://, gs://, az://, with "
             "credentials in the environment), or copy the file"
         )
     return place

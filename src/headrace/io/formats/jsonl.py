@@ -7,16 +7,20 @@ skipped whatever their type. Rules (each tested):
 * integers are exact, however long (up to Python's limit of 4300 digits, beyond which the row is an error);
 * `NaN` and `Infinity`, which Python writes though JSON has no such words, are read; a lone surrogate in a wanted field is
   an error, since it is not Unicode;
-* a field that a row lacks is `MISSING`, a null is None; other types come as they are.
+* a field that a row lacks is `MISSING`, a null is None; other types come as they are;
+* a wanted field that makes the row nested more than `MOST_NESTED` deep is an error. Decoders give up at a depth that hangs on who
+  calls them, and so do copying and pickling what they give; the limit is well below.
 """
 
 from __future__ import annotations
 
+import _thread
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -36,6 +40,10 @@ from headrace.io.row_index import build_index_of, find_index
 from headrace.io.store import Entry, File, Store
 
 PIECE_BYTES = 8 << 20
+MOST_NESTED = 200
+"""Containers inside one another, the row's own object among them."""
+_TOO_DEEP = f"it is nested more than {MOST_NESTED} deep"
+_CONTAINERS = frozenset({dict, list})
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -129,6 +137,12 @@ class _Decoder:
 
         return cls(names, decoder.decode_lines, one)
 
+    def values(self, objects: Sequence[Any]) -> Iterable[Any]:
+        """Every value of every row."""
+        if self.fields is None:
+            return chain.from_iterable(map(dict[str, Any].values, objects))
+        return chain.from_iterable(map(attrgetter(f"f{i}"), objects) for i in range(len(self.fields)))
+
     def columns(self, objects: list[Any]) -> Payload:
         """Decoded objects as columns; a field that no row has is left out."""
         if self.fields is None:
@@ -141,6 +155,55 @@ class _Decoder:
         for name in [name for name in columns if "." in name]:
             _fill_nested(columns, name)
         return columns
+
+
+def _is_deep(values: Iterable[Any]) -> bool:
+    """True if a row with these values is nested more than `MOST_NESTED` deep."""
+    level = [value for value in values if type(value) in _CONTAINERS]
+    for _ in range(MOST_NESTED - 1):
+        if not level:
+            return False
+        inner = chain.from_iterable(value.values() if type(value) is dict else value for value in level)
+        level = [value for value in inner if type(value) in _CONTAINERS]
+    return bool(level)
+
+
+def _any_deep(decoder: _Decoder, objects: list[Any], data: bytes, index: NewlineIndex, first: int) -> bool:
+    """True if one of these rows, from `first` on, is. Only rows with containers in them and as many brackets are looked into."""
+    if _CONTAINERS.isdisjoint(map(type, decoder.values(objects))):
+        return False
+    opening = np.flatnonzero((np.frombuffer(data, np.uint8) | 0x20) == ord("{"))  # with this bit `[` is `{`
+    starts = index.starts(np.arange(first, first + len(objects) + 1))
+    many = np.flatnonzero(np.diff(np.searchsorted(opening, starts - starts[0])) > MOST_NESTED)
+    return any(_is_deep(decoder.values([objects[i]])) for i in many.tolist())
+
+
+def _with_all_the_stack(decode: Callable[[bytes], Any], line: bytes) -> Any:
+    """`decode(line)` in a thread of its own, so that how deep it may go does not hang on who calls."""
+    out: list[Any] = []
+    done = threading.Lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            out.append(decode(line))
+        except Exception as error:  # noqa: BLE001  handed to the caller
+            out.append(error)
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())  # fewer calls than `threading` begins with
+    with done:
+        if isinstance(out[0], Exception):
+            raise out[0]
+        return out[0]
+
+
+def _one_of(decoder: _Decoder, line: bytes) -> Any:
+    try:
+        return decoder.one(line)
+    except RecursionError:
+        return _with_all_the_stack(decoder.one, line)
 
 
 def _second_opinion(line: bytes, fields: tuple[str, ...] | None) -> dict[str, Any]:
@@ -243,7 +306,7 @@ class JsonlReader:
             if index.is_plain(first, stop):
                 try:
                     decoded = decoder.many(data)
-                    if len(decoded) == stop - first:
+                    if len(decoded) == stop - first and not _any_deep(decoder, decoded, data, index, first):
                         objects.extend(decoded)
                         return
                 except _DECODE_ERRORS:
@@ -267,12 +330,17 @@ class JsonlReader:
             line = shard.file.read(begin, end)
             head = line[:40]
             try:
-                return decoder.one(line)
+                value = _one_of(decoder, line)
+                if not _is_deep(decoder.values([value])):
+                    return value
+                reason = _TOO_DEEP
+            except RecursionError:
+                reason = _TOO_DEEP
             except json.JSONDecodeError as error:
                 reason = f"{error.msg} at character {error.pos + 1} of the line"
                 if cut and head.startswith(b"{") and error.msg != "Extra data":
                     reason = f"the file is cut off: it ends at byte {end}, inside this record ({reason})"
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 reason = str(error)
                 if cut and isinstance(error, UnicodeDecodeError) and error.reason == "unexpected end of data":
                     reason = f"the file is cut off: it ends at byte {end}, inside a character"
