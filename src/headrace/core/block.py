@@ -192,7 +192,11 @@ def concat_columns(columns: Sequence[Column]) -> Column:
     form = column_form(first)
     if not all(column_form(column) == form for column in columns[1:]):
         return [value for column in columns for value in to_list(column)]
-    same: Sequence[Any] = columns
+    return _join_like(first, columns)
+
+
+def _join_like(first: Column, same: Sequence[Any]) -> Column:
+    """Rows of columns of one form."""
     match first:
         case Ragged():
             return Ragged(np.concatenate([c.flat for c in same]), _join_offsets([c.offsets for c in same]))
