@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
+from headrace.errors import DataError
 
 LAW = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 BIG = (1 << 60) + 1
@@ -179,3 +180,16 @@ def test_a_whole_number_that_a_float_would_round_is_refused(size: int, second: l
     pipeline = pipe(Dataset.from_dict("m", {0: InMemoryShard(rows)}), micro_batch=size, on_error="skip")
     out = [r.payload["h"].tolist() for r in pipeline.pack_flat(2, algorithm="wrap", pad_token_id=0)]
     assert out == [[0.5, 1.5]]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("first", "second"), [(np.uint64, np.int64), (np.int64, np.float64)])
+def test_a_batch_of_several_types_holds_each_value_or_says_that_it_cannot(first: type, second: type, size: int) -> None:
+    def batch(ids: list[int]) -> Any:
+        rows = [{"input_ids": np.array(ids, first)}, {"input_ids": np.array([1, 2], second)}]
+        (batch,) = pipe(Dataset.from_dict("m", {0: InMemoryShard(rows)}), micro_batch=size).batch(2)
+        return batch.to_training(dtype=np.int64)["input_ids"].tolist()
+
+    assert batch([3, 4]) == [[3, 4], [1, 2]]
+    with pytest.raises(DataError, match=rf"'input_ids' holds {BIG} .* float64"):
+        batch([BIG, 4])

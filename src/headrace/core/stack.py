@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.block import MISSING, Block, Column, Ints, Ragged, Text
+from headrace.core.exact import exactly, first_changed
 from headrace.core.tokens import ATTENTION_MASK, PAD_TOKEN_ID, PADDING, POSITIONS
 from headrace.errors import DataError
 
@@ -70,7 +71,21 @@ def _as_ragged(block: Block, name: str, column: Column) -> Ragged:
                 "only fields with one number per token can be stacked",
             )
         rows.append(array)
+    _refuse_rounding(block, name, rows)
     return Ragged.from_rows(rows)
+
+
+def _refuse_rounding(block: Block, name: str, rows: list[NDArray[Any]]) -> None:
+    """DataError for a whole number that the type which all rows fit would round."""
+    types = {row.dtype for row in rows}
+    if len(types) < 2:
+        return
+    common = np.result_type(*types)
+    for number, row in enumerate(rows):
+        place = first_changed(row, exactly(common))
+        if place is not None:
+            message = f"field {name!r} holds {row[place]} as {row.dtype}, and with the other rows it would be {common}"
+            raise _error(block, number, message, "give the field one type")
 
 
 def padding_lengths(block: Block, width: int, tokens: Stacked) -> NDArray[np.int64] | None:
