@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.reorder import Batch, Release, Window
+from headrace.core.reorder import Batch, Release, Stop, Window
 from headrace.errors import InternalError
 from headrace.run.executor import Paced, Part, route
 from headrace.run.failure import Failure, from_exception
@@ -27,6 +27,7 @@ from headrace.steps.failed import Failed
 from headrace.steps.settings import Settings
 from headrace.steps.source import Pulled
 from headrace.steps.statistics import Ledger
+from headrace.steps.turn import Turn
 
 AHEAD = 4  # batches outstanding for each that the workers can hold: how far others may run ahead of a slow one
 _IN_WORK = 2
@@ -142,8 +143,11 @@ class StageFlow:
 class Flow:
     """Carries the items of one source through all stages."""
 
-    def __init__(self, executor: Paced, stages: list[StageFlow], source: Any, first: int, ledger: Ledger) -> None:
-        """`first`: the index of the source's first item in the whole input."""
+    def __init__(
+        self, turn: Turn, executor: Paced, stages: list[StageFlow], source: Any, first: int, ledger: Ledger
+    ) -> None:
+        """`turn` is to be held around each step. `first`: the index of the source's first item in the whole input."""
+        self._turn = turn
         self._executor = executor
         self.stages = stages
         self._ledger = ledger
@@ -156,15 +160,22 @@ class Flow:
     def outputs(self, enough: Callable[[], bool] | None = None) -> Generator[list[Any], None, None]:
         """Outputs, as they may leave, in lists; ends when the source has, or soon after `enough()` says so."""
         try:
+            out = []
             while True:
-                if (out := self.step(wait=None, enough=enough)) is not None:
+                with self._turn.step(ask=out is not None):  # who comes back from the consumer has room for new inputs
+                    out = self.step(wait=None, enough=enough)
+                    finished = out is None and self.finished
+                if isinstance(out, Stop):
+                    raise out.error
+                if out is not None:
                     yield out
-                elif self.finished:
+                elif finished:
                     if (error := self._source.error) is not None and not self._parting:
                         raise error
                     return
         finally:
-            self.close()
+            with self._turn.closing():
+                self.close()
 
     @property
     def finished(self) -> bool:
@@ -173,14 +184,17 @@ class Flow:
         under_way = any(stage.inbox or not stage.window.idle for stage in stages)
         return (self._source.ended or self._parting) and not under_way
 
-    def step(self, wait: float | None, enough: Callable[[], bool] | None = None) -> list[Any] | None:
-        """Outputs that may leave now; if there are none, wait for something to happen, `wait` seconds at most."""
-        if self.cancelled:
+    def step(self, wait: float | None, enough: Callable[[], bool] | None = None) -> list[Any] | Stop | None:
+        """Outputs that may leave now, or an error in their place; if there are none, wait for something to happen.
+
+        It waits `wait` seconds at most. Whatever it raises is no item's: the flow cannot go on.
+        """
+        if self._executor.background:
+            route(self._executor.completed(0.0))
+        if self.cancelled:  # looked at behind that, which may take the wake-up away that came with it
             raise Cancellation
         if enough is not None and not self._parting and enough():
             self._part()
-        if self._executor.background:
-            route(self._executor.completed(0.0))
         self._fill()
         if (out := self._take()) is not None:
             return out
@@ -253,19 +267,19 @@ class Flow:
             else:  # it goes on through the later stages, to be raised at its place
                 following.inbox.append(_Passing(out.error, out.index))
 
-    def _take(self) -> list[Any] | None:
-        """What the last stage may release: several parts at once if they are there."""
+    def _take(self) -> list[Any] | Stop | None:
+        """What the last stage may release."""
         window = self.stages[-1].window
         while (out := window.take()) is not None:
-            if not isinstance(out, Release):
-                raise _raised(out.error, out.index + self._first)
+            if isinstance(out, Stop):
+                return Stop(out.index, _raised(out.error, out.index + self._first))
             if out.outputs:
                 return out.outputs if isinstance(out.outputs, list) else list(out.outputs)
         return None
 
     def _check_progress(self, parts: list[Part], wait: float | None) -> None:
         """An executor that waits for nothing although inputs are under way has lost them: say so instead of spinning."""
-        if parts or wait is not None or not self._source.ended:
+        if parts or wait is not None or not self._source.ended or self._turn.asked:
             self._barren = 0
             return
         self._barren += 1

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import fields
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from headrace.errors import Cancelled, ConfigError, UnknownOptionError
+from headrace.errors import Cancelled, UnknownOptionError
 from headrace.run.executor import Paced, WorkerStatistics, open_executor
 from headrace.steps import build
 from headrace.steps.auto import AtHome
 from headrace.steps.evidence import Verdict
 from headrace.steps.flow import Cancellation, Flow
 from headrace.steps.outputs import Outputs
+from headrace.steps.pump import Pump
 from headrace.steps.settings import Mode, OnError, Runner, Settings, Workers, assigner, make_steps
 from headrace.steps.shuffle import shuffled
-from headrace.steps.source import Chained, IterableSource, QueueSource
+from headrace.steps.source import IterableSource
 from headrace.steps.statistics import Ledger, Statistics, bottleneck
+from headrace.steps.turn import Turn
 
 if TYPE_CHECKING:
     from headrace.io import Dataset
@@ -91,13 +90,10 @@ class Pipeline:
         self._home: Paced | None = None  # of `num_workers="auto"`, for the first items
         self._kind: str = self.settings.runner
         self._flows: list[Flow] = []
-        self._queue: QueueSource | None = None
-        self._queue_flow: Flow | None = None
-        self._queue_source: Chained | None = None
-        self._ready: deque[Any] = deque()
-        self._lock = threading.Lock()
+        self._pump: Pump | None = None
+        self._maps = 0  # iterations of `map` under way
+        self._turn = Turn(self._wake)
         self._entered = False
-        self._closed = False
         self._verdict: Verdict | None = None
         self._last_workers = WorkerStatistics()
 
@@ -110,21 +106,26 @@ class Pipeline:
         return self
 
     def close(self) -> None:
-        """End everything: flows, emitters, workers. Nothing is left two seconds later."""
-        self._closed = True
-        for flow in list(self._flows):
-            flow.close()
-        self._flows.clear()
-        if self._queue_source is not None:
-            self._queue_source.close()
+        """End everything: flows, emitters, workers. Nothing is left two seconds later.
+
+        Whoever still asks for outputs, in whatever thread, is told that the pipeline is closed.
+        """
+        self._turn.closed = True
+        with self._turn.closing() as alone:
+            for flow in list(self._flows) if alone else ():  # others may be in the middle of a step of theirs
+                flow.close()
+            if self._pump is not None:
+                self._pump.close()
         self._shut()
 
     def cancel(self) -> None:
         """Make every iteration raise `Cancelled`; any thread and any signal handler may call it."""
-        for flow in list(self._flows):
-            flow.cancelled = True
-        if self._executor is not None:
-            self._executor.wake()
+        with self._turn.news:
+            for flow in list(self._flows):
+                flow.cancelled = True
+            if self._pump is not None:
+                self._pump.cancel()
+            self._turn.ask()
 
     def __enter__(self) -> Pipeline:
         """Keep the workers between uses, until the end of the block."""
@@ -146,36 +147,20 @@ class Pipeline:
         return self._finish(self._map(items), total)
 
     def enqueue(self, item: Any) -> None:
-        """Give one item; never blocks. Any thread may call it once the pipeline is started."""
-        flow, source = self._open_queue()
-        source.put(item)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._collect(flow, 0.0)
-            finally:
-                self._lock.release()
-        elif self._executor is not None:
-            self._executor.wake()
+        """Give one item; never blocks. Any thread may call it once the pipeline is started.
+
+        Errors of steps and of readers are for those who take outputs. This raises only what concerns this item, or a
+        pipeline that can take no more.
+        """
+        self._open_queue().put(item)
 
     def dequeue(self, timeout: float | None = None) -> Any:
         """The next output of what was enqueued or emitted.
 
         Waits while any input is under way, with a `timeout` also for what others may yet enqueue. Raises `queue.Empty` if
-        there is nothing to wait for, or the time is over.
+        there is nothing to wait for, or the time is over; the error of an item, or of a reader, in its place.
         """
-        flow, _ = self._open_queue()
-        deadline = None if timeout is None else monotonic() + timeout
-        with self._lock:
-            while not self._ready:
-                if flow.finished and deadline is None:
-                    self._raise_source_error()
-                    raise queue.Empty("nothing is under way: enqueue something first, or give a timeout")
-                left = None if deadline is None else deadline - monotonic()
-                if left is not None and left <= 0:
-                    raise queue.Empty(f"no output within {timeout} s")
-                self._collect(flow, left if left is None or not flow.finished else min(left, 0.02))
-            self._ledger.delivered += 1
-            return self._ready.popleft()
+        return self._open_queue().get(timeout)
 
     def __iter__(self) -> Iterator[Any]:
         """Outputs of what was enqueued and emitted; ends when every emitter has ended and all outputs are out."""
@@ -183,9 +168,8 @@ class Pipeline:
 
     def attach(self, make: Callable[[Paced, str], Any]) -> None:
         """Add a source that `make(executor, runner)` builds; see `emit`."""
-        self._open_queue()
-        assert self._executor is not None and self._queue_source is not None
-        self._queue_source.sources.append(make(self._executor, self._kind))
+        pump = self._open_queue()
+        pump.attach(lambda: make(self._open(self.settings.runner), self._kind))
 
     def dataset(self, name: str, items: Sequence[Any], *, field: str | None = None) -> Dataset:
         """A dataset for `headrace.Pipeline` whose row `k` is what the steps make of `items[k]`; see `headrace.steps.dataset`.
@@ -202,11 +186,13 @@ class Pipeline:
     def statistics(self) -> Statistics:
         """Counts until now."""
         ledger = self._ledger
-        workers = self._executor.statistics() if self._executor is not None else self._last_workers
+        executor = self._executor
+        workers = executor.statistics() if executor is not None else self._last_workers
         steps = ledger.steps()
         elapsed = monotonic() - ledger.started
         count = sum(number for _, number in self.settings.groups) if self._kind != "inline" else 1
-        stages = [stage for flow in self._flows for stage in flow.stages]
+        flows = self._flows if self._pump is None else [self._pump, *self._flows]
+        stages = [stage for flow in list(flows) for stage in flow.stages]
         return Statistics(
             received=ledger.received,
             finished=ledger.finished,
@@ -230,7 +216,7 @@ class Pipeline:
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _finish(self, lists: Generator[list[Any], None, None], total: int | None) -> Iterator[Any]:
+    def _finish(self, lists: Generator[Iterable[Any], None, None], total: int | None) -> Iterator[Any]:
         settings = self.settings
         outputs: Iterator[Any] = Outputs.of(lists)
         if settings.shuffle_buffer and settings.seed is not None:
@@ -243,19 +229,20 @@ class Pipeline:
         return outputs
 
     def _map(self, items: Iterable[Any]) -> Generator[list[Any], None, None]:
-        if self._closed:
-            raise ConfigError("this pipeline is closed; build a new one")
-        source = IterableSource(items)
-        first = 0
+        with self._turn.news:
+            self._turn.check()
+            self._maps += 1
         try:
-            if self.settings.may_stay_home and self._executor is None:
-                first = yield from self._begin_at_home(source)
-            if not source.ended or source.error is not None:
-                yield from self._run(self._open(self.settings.runner), source, first)
+            first = 0
+            with contextlib.closing(IterableSource(items)) as source:
+                if self.settings.may_stay_home and self._executor is None:
+                    first = yield from self._begin_at_home(source)
+                if not source.ended or source.error is not None:
+                    yield from self._run(self._open(self.settings.runner), source, first)
         finally:
-            source.close()
-            if not self._entered and not self._flows and self._queue_flow is None:
-                self._shut()
+            with self._turn.news:
+                self._maps -= 1
+            self._shut(if_unused=True)
 
     def _begin_at_home(self, source: IterableSource) -> Generator[list[Any], None, int]:
         """`num_workers="auto"`: run here as long as that is right; returns the index of the next item."""
@@ -269,30 +256,36 @@ class Pipeline:
             self._verdict = home.verdict
         if not source.ended:
             yield from home.meanwhile(self._open(self.settings.runner).ready)
-            if not self._flows:  # no other iteration is here
-                self._leave_home()
+            self._leave_home()
         return home.index
 
     def _open_home(self) -> Paced:
         """The executor in this process: one for all iterations, so that steps are set up and torn down once."""
-        if self._closed:
-            raise ConfigError("this pipeline is closed; build a new one")
-        if self._home is None:
-            self._home = open_executor("inline", build.config(self.settings))
-            self._last_workers = self._home.statistics()
-        return self._home
+        with self._turn.news:
+            self._turn.check()
+            if self._home is None:
+                self._home = open_executor("inline", build.config(self.settings))
+                self._last_workers = self._home.statistics()
+            return self._home
 
     def _leave_home(self) -> None:
-        home, self._home = self._home, None
-        if home is not None:
-            home.close()
+        with self._turn.news:
+            if self._home is None or self._maps > 1:  # another iteration may be there
+                return
+            home, self._home = self._home, None
+        home.close()
 
     def _run(
         self, executor: Paced, source: Any, first: int, enough: Callable[[], bool] | None = None
     ) -> Generator[list[Any], None, int]:
         """Run a flow; returns the number of its inputs."""
         flow = Flow(
-            executor, build.stages(self.settings, self._ledger, executor.background), source, first, self._ledger
+            self._turn,
+            executor,
+            build.stages(self.settings, self._ledger, executor.background),
+            source,
+            first,
+            self._ledger,
         )
         self._flows.append(flow)
         outputs = flow.outputs(enough)
@@ -311,60 +304,38 @@ class Pipeline:
             with contextlib.suppress(ValueError):  # `close` of the pipeline has removed it
                 self._flows.remove(flow)
 
-    def _drain(self) -> Generator[list[Any], None, None]:
-        flow, _ = self._open_queue()
-        began, ended = monotonic(), False
-        try:
-            while not ended:
-                with self._lock:
-                    if not self._ready and not flow.finished:
-                        self._collect(flow, None)
-                    out = list(self._ready)
-                    self._ready.clear()
-                    ended = flow.finished
-                self._ledger.delivered += len(out)
-                yield out
-                ended = ended and not self._ready
-            self._raise_source_error()
-        finally:
-            self._ledger.active += monotonic() - began
+    def _drain(self) -> Generator[Iterator[Any], None, None]:
+        yield from self._open_queue().lists()
 
-    def _collect(self, flow: Flow, wait: float | None) -> None:
-        try:
-            out = flow.step(wait)
-        except Cancellation:
-            flow.cancelled = False
-            raise Cancelled("the pipeline was cancelled") from None
-        if out is not None:
-            self._ready.extend(out)
-
-    def _raise_source_error(self) -> None:
-        if self._queue_source is not None and (error := self._queue_source.error) is not None:
-            raise error
-
-    def _open_queue(self) -> tuple[Flow, QueueSource]:
-        if self._queue_flow is None or self._queue is None:
+    def _open_queue(self) -> Pump:
+        if self._pump is not None:
+            return self._pump
+        with self._turn.news:
             executor = self._open(self.settings.runner)
-            self._queue = QueueSource(self.settings.max_pending)
-            self._queue_source = Chained([self._queue])
-            stages = build.stages(self.settings, self._ledger, executor.background)
-            self._queue_flow = Flow(executor, stages, self._queue_source, 0, self._ledger)
-            self._flows.append(self._queue_flow)
-        return self._queue_flow, self._queue
+            if self._pump is None:
+                stages = build.stages(self.settings, self._ledger, executor.background)
+                self._pump = Pump(self._turn, executor, stages, self.settings.max_pending, self._ledger)
+            return self._pump
 
     def _open(self, kind: str) -> Paced:
-        if self._closed:
-            raise ConfigError("this pipeline is closed; build a new one")
-        if self._executor is None:
-            self._kind = kind
-            self._executor = open_executor(kind, build.config(self.settings))
-        return self._executor
+        with self._turn.news:
+            self._turn.check()
+            if self._executor is None:
+                self._kind = kind
+                self._executor = open_executor(kind, build.config(self.settings))
+            return self._executor
 
-    def _shut(self) -> None:
-        try:
-            self._leave_home()
-        finally:
+    def _wake(self) -> None:
+        if self._executor is not None:
+            self._executor.wake()
+
+    def _shut(self, *, if_unused: bool = False) -> None:
+        with contextlib.ExitStack() as closing, self._turn.news:
+            if if_unused and (self._entered or self._maps or self._pump is not None):
+                return
             if self._executor is not None:
-                executor, self._executor = self._executor, None
-                self._last_workers = executor.statistics()
-                executor.close()
+                self._last_workers = self._executor.statistics()
+                closing.callback(self._executor.close)
+            if self._home is not None:
+                closing.callback(self._home.close)
+            self._executor = self._home = None

@@ -123,21 +123,34 @@ class QueueSource:
 
 
 class Chained:
-    """Several sources, one after the other."""
+    """Several sources, one after the other.
+
+    It ends when all have ended, or for the time being when one has failed: until `take_error` has left that one out.
+    """
 
     def __init__(self, sources: Sequence[Any]) -> None:
         """Take from the first that has anything."""
         self.sources = list(sources)
-
-    @property
-    def error(self) -> BaseException | None:
-        """The first error of any source."""
-        return next((source.error for source in self.sources if source.error is not None), None)
+        self._failed: list[Any] = []
 
     @property
     def ended(self) -> bool:
-        """Whether all have ended."""
-        return all(source.ended for source in self.sources)
+        """Whether there is nothing to pull and nothing to wait for."""
+        ended = True
+        for source in self.sources:  # all are asked: one may find that it has failed
+            ended = source.ended and ended
+            if source.error is not None:
+                return True
+        return ended
+
+    def take_error(self) -> BaseException | None:
+        """The error of the first source that has failed, which is left out from now on."""
+        for source in self.sources:
+            if source.error is not None:
+                self.sources.remove(source)
+                self._failed.append(source)
+                return source.error
+        return None
 
     def pull(self, most: int) -> Pulled | None:
         """What the first source that has something gives."""
@@ -148,5 +161,5 @@ class Chained:
 
     def close(self) -> None:
         """Close all."""
-        for source in self.sources:
+        for source in (*self.sources, *self._failed):
             source.close()
