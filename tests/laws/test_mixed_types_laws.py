@@ -193,3 +193,30 @@ def test_a_batch_of_several_types_holds_each_value_or_says_that_it_cannot(first:
     assert batch([3, 4]) == [[3, 4], [1, 2]]
     with pytest.raises(DataError, match=rf"'input_ids' holds {BIG} .* float64"):
         batch([BIG, 4])
+
+
+@pytest.mark.parametrize("algorithm", ["wrap", "best_fit"])
+def test_rows_of_several_types_are_the_same_after_a_resume(tmp_path: Path, algorithm: Any) -> None:
+    kinds = (pa.int32(), pa.int64(), pa.uint16(), pa.int64(), pa.uint32())
+    shards = [{"input_ids": pa.array([[n, 1, 2]] * 3, pa.list_(kind))} for n, kind in enumerate(kinds)]
+    dataset = parquet(tmp_path, "a", shards)
+
+    def make() -> Pipeline:
+        bins = {} if algorithm == "wrap" else {"num_bins": 2}
+        pipeline = pipe(dataset, flush_every_k_chunks=1).pack_flat(4, algorithm=algorithm, pad_token_id=0, **bins)
+        return pipeline.batch(3, drop_last=False)
+
+    def seen(batch: Any) -> Any:
+        return [exact(record.payload) for record in batch.records]
+
+    whole = [seen(batch) for batch in make()]
+    state, got = make().checkpoint(), []
+    while True:
+        pipeline = make()
+        pipeline.restore(state)
+        batch = next(iter(pipeline), None)
+        if batch is None:
+            break
+        got.append(seen(batch))
+        state = pipeline.checkpoint()
+    assert got == whole and len(whole) > 3
