@@ -79,3 +79,16 @@ def test_under_torchrun_the_report_comes_before_the_agent_ends_the_ranks(tmp_pat
     assert finished.codes != (0,)
     for rank in (0, 2):
         assert f"this rank {rank} stands at step 1, " in finished.text
+
+
+@pytest.mark.parametrize(
+    "where", ["clip", "feed", *(pytest.param(w, marks=pytest.mark.slow) for w in ("timeline", "save", "load", "close"))]
+)
+def test_rank_that_dies_between_steps(tmp_path: Path, where: str) -> None:
+    """Every call in which ranks wait for each other says it as `step` does."""
+    finished = by_hand("pp_kill_outside.py", 2, str(tmp_path), where)
+    report = json.loads((tmp_path / "rank0.json").read_text())
+    assert report["type"] == "WorkerDied", finished.text
+    assert "rank 1 failed: its process ended" in report["text"]
+    assert "this rank 0 stood at between steps (after step 0)" in report["text"]
+    assert "has failed and cannot go on" in report["again"]

@@ -54,41 +54,43 @@ def save_checkpoint(
     `extra` is taken from the rank of the first stage; the ranks between need not know it. A checkpoint that the folder holds
     is given up first, so keep the last one elsewhere until this returns: a folder for each step.
     """
-    whole = _Whole(pipeline.modules)
-    _check_names(pipeline, whole)
-    folder = Path(path)
-    writes = _writes_extra(pipeline)
-    if writes:
-        for name in (_EXTRA, _METADATA):
-            (folder / name).unlink(missing_ok=True)
-    dist.barrier()  # no rank writes into what still passes for the old checkpoint
-    save(_state(whole, optimizer), checkpoint_id=str(folder))
-    if writes:
-        body = {"extra": extra or {}, "stages": pipeline.schedule.num_stages, "schedule": pipeline.schedule.name}
-        unfinished = folder / f"{_EXTRA}.tmp"
-        unfinished.write_bytes(msgspec.json.encode(body))
-        os.replace(unfinished, folder / _EXTRA)
-    dist.barrier()
+    with pipeline.guarded(alike=True):
+        whole = _Whole(pipeline.modules)
+        _check_names(pipeline, whole)
+        folder = Path(path)
+        writes = _writes_extra(pipeline)
+        if writes:
+            for name in (_EXTRA, _METADATA):
+                (folder / name).unlink(missing_ok=True)
+        dist.barrier()  # no rank writes into what still passes for the old checkpoint
+        save(_state(whole, optimizer), checkpoint_id=str(folder))
+        if writes:
+            body = {"extra": extra or {}, "stages": pipeline.schedule.num_stages, "schedule": pipeline.schedule.name}
+            unfinished = folder / f"{_EXTRA}.tmp"
+            unfinished.write_bytes(msgspec.json.encode(body))
+            os.replace(unfinished, folder / _EXTRA)
+        dist.barrier()
 
 
 def load_checkpoint(
     path: str | Path, pipeline: DistributedPipeline, optimizer: Optimizer | None = None
 ) -> dict[str, Any]:
     """Read what any cut of this model has written into this one; returns `extra`, on every rank."""
-    extra = load_extra(path)
-    whole = _Whole(pipeline.modules)
-    _check_names(pipeline, whole)
-    state = _state(whole, optimizer)
-    known = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    if missing := sorted(set(state) - set(known)):
-        raise CheckpointError(
-            f"the checkpoint {path} lacks {missing[0]!r} and {len(missing) - 1} more that this rank's stages need; it has, "
-            f"for example, {sorted(known)[0]!r}. Build the same model, with the same names of layers"
-        )
-    load(state, checkpoint_id=str(path))
-    _restore(whole, optimizer, state)
-    pipeline.shared.align()
-    return extra
+    with pipeline.guarded(alike=True):
+        extra = load_extra(path)
+        whole = _Whole(pipeline.modules)
+        _check_names(pipeline, whole)
+        state = _state(whole, optimizer)
+        known = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+        if missing := sorted(set(state) - set(known)):
+            raise CheckpointError(
+                f"the checkpoint {path} lacks {missing[0]!r} and {len(missing) - 1} more that this rank's stages need; it has, "
+                f"for example, {sorted(known)[0]!r}. Build the same model, with the same names of layers"
+            )
+        load(state, checkpoint_id=str(path))
+        _restore(whole, optimizer, state)
+        pipeline.shared.align()
+        return extra
 
 
 def load_into_module(path: str | Path, model: nn.Module) -> None:

@@ -46,7 +46,7 @@ from headrace.parallel.torch_batch import (
     split_batch,
 )
 from headrace.parallel.torch_defer import defer_weight_gradients
-from headrace.parallel.torch_group import Group, SharedWeights, clip_gradients, clock_offset
+from headrace.parallel.torch_group import Group, SharedWeights, clock_offset, gradient_norm
 from headrace.parallel.torch_guard import FailureGuard
 from headrace.parallel.torch_metadata import Boundaries, Specs, TensorSpec, infer_outputs, shadow
 from headrace.parallel.torch_pipeline import make_schedule
@@ -134,7 +134,7 @@ class DistributedPipeline:
             failed = error
             terms = replace(terms, failed=f"{type(error).__name__}: {error}")
         self._agree(terms, failed)
-        with self._guarded():
+        with self.guarded():
             self._place(given)
 
     def _complete(self, terms: Terms, stages: dict[int, PipelineStage]) -> Terms:
@@ -163,7 +163,7 @@ class DistributedPipeline:
             raise error
         if world > 1 and any(t.watchdog for t in everyone):
             self.guard = FailureGuard(self.position, self.options.silence)
-        with self._guarded():
+        with self.guarded():
             if error is not None:
                 raise error
 
@@ -211,7 +211,7 @@ class DistributedPipeline:
         The first stage's rank gives `batch`, the last's `target`; the others may give nothing (what they give is not
         looked at). `align` starts all ranks together, for measuring.
         """
-        with self._guarded():
+        with self.guarded():
             return self._run(*self._split(batch, target), train=True, align=align)
 
     def step_microbatches(
@@ -219,25 +219,36 @@ class DistributedPipeline:
     ) -> RankResult:
         """The same with microbatches of the caller's making; with `variable_shapes` they may differ in shape."""
         m = self.num_microbatches
-        with self._guarded():
+        with self.guarded():
             mine = given_microbatches(inputs, m, "inputs") if self.is_first else None
             theirs = given_microbatches(targets, m, "targets") if self.is_last else None
             return self._run(mine, theirs, train=True, same_rows=False)
 
     def eval(self, batch: Batch | None = None, target: Batch | None = None) -> RankResult:
         """The forwards only, without gradients, on any schedule; modules stay in the mode they are in."""
-        with self._guarded(), torch.no_grad():
+        with self.guarded(), torch.no_grad():
             return self._run(*self._split(batch, target), train=False)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip by the norm over the whole pipeline, shared weights counted once; every rank calls it, and gets the norm."""
-        return clip_gradients(self.parameters(), self.group, max_norm, norm_type, self.shared.duplicates)
+        given = [p for p in self.parameters() if p.grad is not None]
+        with self.guarded():
+            counted = [p.grad for p in given if p.grad is not None and id(p) not in self.shared.duplicates]
+            norm = gradient_norm(counted, self.group, norm_type)
+        if not bool(torch.isfinite(norm)):  # the same on every rank, so no rank has failed
+            raise ConfigError(
+                f"the gradient norm over the pipeline is {float(norm)}; some gradient is not a number: lower the learning "
+                "rate, or scale the loss"
+            )
+        torch.nn.utils.clip_grads_with_norm_(given, max_norm, norm, foreach=False)
+        return norm
 
     def timeline(self) -> Timeline:
         """What every rank did when in the last step, on one clock; every rank calls it."""
-        offset = clock_offset(self.group)
-        mine = [(str(s.action), s.start + offset, s.end + offset) for s in self.engine.recorder.finish()]
-        everyone = self.group.gather_bytes(msgspec.json.encode(mine))
+        with self.guarded():
+            offset = clock_offset(self.group)
+            mine = [(str(s.action), s.start + offset, s.end + offset) for s in self.engine.recorder.finish()]
+            everyone = self.group.gather_bytes(msgspec.json.encode(mine))
         rows = [msgspec.json.decode(data, type=list[tuple[str, float, float]]) for data in everyone]
         began = min((start for row in rows for _, start, _ in row), default=0.0)
         return Timeline.of(
@@ -310,15 +321,21 @@ class DistributedPipeline:
         return inputs, targets
 
     @contextlib.contextmanager
-    def _guarded(self) -> Generator[None]:
-        """Turn whatever goes wrong, here or elsewhere, into one error on every rank."""
+    def guarded(self, *, alike: bool = False) -> Generator[None]:
+        """Turn whatever goes wrong, here or elsewhere, into one error on every rank.
+
+        `alike`: what goes wrong here, goes wrong on every rank and fails none; only another rank's end is turned.
+        """
         if self.guard is None:
             yield
             return
         self.guard.refuse_if_failed()
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - also an interrupt must free the other ranks
+        except BaseException as error:  # also an interrupt must free the other ranks
+            if alike:
+                self.guard.raise_cause(error)
+                raise
             self.guard.fail(error)
 
     def _run(
@@ -344,20 +361,17 @@ class DistributedPipeline:
         losses = self.engine.step(given, entries, train=train, keep_outputs=self.options.keep_outputs)
         if train:
             self.shared.add_gradients(before)
-        loss = self._broadcast_loss(losses, entries is not None, train)
+        loss = self._broadcast_loss(losses, entries is not None)
         outputs = None
         if self.is_last and self.options.keep_outputs:
             outputs = merge_outputs([_detached(o) for o in self.engine.outputs()])
         return RankResult(loss, outputs, tuple(self.engine.recorder.finish()))
 
-    def _broadcast_loss(self, losses: list[Tensor], has_loss: bool, train: bool) -> Tensor | None:
-        """The sum of the scaled losses, on every rank; NaN on the way means that an evaluation had no target."""
-        source = self.schedule.stage_to_rank[-1]
-        mine = torch.stack([x.detach() for x in losses]).sum() if losses else None
-        if self.group.rank == source and not has_loss and not train:
-            mine = torch.tensor(float("nan"))
-        number = self.group.broadcast_number(mine, source)
-        return None if not train and bool(torch.isnan(number)) else number
+    def _broadcast_loss(self, losses: list[Tensor], has_loss: bool) -> Tensor | None:
+        """The sum of the scaled losses, on every rank; None if the last stage's rank has none: an evaluation without target."""
+        mine = torch.stack([x.detach() for x in losses]).sum() if losses else 0.0
+        told, number = self.group.broadcast_numbers([float(has_loss), mine], self.schedule.stage_to_rank[-1])
+        return number if bool(told) else None
 
     def _agree_on_shapes(self, inputs: Any, train: bool) -> list[Specs]:
         """Every rank learns the shapes of this step's microbatches; a shape seen first flows through the shadows."""

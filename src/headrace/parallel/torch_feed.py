@@ -54,7 +54,9 @@ def feed(
             found = None if row is None else ours.of(row, step)
         except Exception as caught:  # noqa: BLE001 - every rank must learn of it, before this one raises
             error = caught
-        if not _all_have_one(pipeline.group, source is not None, found is not None, error, step):
+        with pipeline.guarded():
+            counts = _counts(pipeline.group, source is not None, found is not None, error)
+        if not _all_have_one(counts, found is not None, pipeline.group.rank, error, step):
             return
         yield found or (None, None)
         step += 1
@@ -89,11 +91,17 @@ class _Columns:
         return tensors[0] if len(tensors) == 1 else tensors or None
 
 
-def _all_have_one(group: Group, feeds: bool, has: bool, error: Exception | None, step: int) -> bool:
-    """Whether the feeding ranks have another batch; an error on every rank if only some have, or one could not read."""
+def _counts(group: Group, feeds: bool, has: bool, error: Exception | None) -> tuple[int, int, int]:
+    """How many ranks feed, have another batch, and could not read one."""
     counts = torch.tensor([int(feeds), int(has), int(error is not None)], device=group.device)
     dist.all_reduce(counts, group=group.handle)
     feeding, having, failing = (int(c) for c in counts)
+    return feeding, having, failing
+
+
+def _all_have_one(counts: tuple[int, int, int], has: bool, rank: int, error: Exception | None, step: int) -> bool:
+    """Whether the feeding ranks have another batch; an error on every rank if only some have, or one could not read."""
+    feeding, having, failing = counts
     if error is not None:
         raise error
     if failing:
@@ -102,7 +110,7 @@ def _all_have_one(group: Group, feeds: bool, has: bool, error: Exception | None,
         )
     if 0 < having < feeding:
         raise DataError(
-            f"at step {step} {having} of {feeding} feeding ranks have another batch (rank {group.rank} has "
+            f"at step {step} {having} of {feeding} feeding ranks have another batch (rank {rank} has "
             f"{'one' if has else 'none'}); the first and the last stage must read the same data: same recipe, same "
             "position, same data-parallel rank"
         )

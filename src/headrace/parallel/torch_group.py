@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -63,13 +63,13 @@ class Group:
         dist.all_gather(everyone, mine, group=self.handle)
         return [tensor.cpu().numpy().tobytes() for tensor in everyone]
 
-    def broadcast_number(self, value: Tensor | None, source: int) -> Tensor:
-        """A scalar of rank `source`, on every rank, in double precision on the way."""
-        number = torch.zeros(1, dtype=torch.float64, device=self.device)
-        if value is not None:
-            number.copy_(value.detach().reshape(1))
-        dist.broadcast(number, self.global_rank(source), group=self.handle)
-        return number[0]
+    def broadcast_numbers(self, values: Sequence[Tensor | float], source: int) -> Tensor:
+        """Scalars of rank `source`, on every rank, in double precision on the way; the others give as many of any value."""
+        numbers = torch.zeros(len(values), dtype=torch.float64, device=self.device)
+        for place, value in enumerate(values):
+            numbers[place] = value.detach() if isinstance(value, Tensor) else value
+        dist.broadcast(numbers, self.global_rank(source), group=self.handle)
+        return numbers
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -150,16 +150,9 @@ class _Copies:
     owner: int
 
 
-def clip_gradients(
-    parameters: Iterable[nn.Parameter], group: Group, max_norm: float, norm_type: float, duplicates: set[int]
-) -> Tensor:
-    """Scale the gradients of all ranks so that their common norm is at most `max_norm`; returns the norm before.
-
-    A weight that several ranks share counts once.
-    """
-    given = [p for p in parameters if p.grad is not None]
-    counted = [cast(Tensor, p.grad) for p in given if id(p) not in duplicates]
-    norm = torch.nn.utils.get_total_norm(counted, norm_type) if counted else torch.tensor(0.0)
+def gradient_norm(gradients: Sequence[Tensor], group: Group, norm_type: float) -> Tensor:
+    """The common norm of the gradients of all ranks; every rank calls it with its own, each shared weight's on one rank only."""
+    norm = torch.nn.utils.get_total_norm(gradients, norm_type) if gradients else torch.tensor(0.0)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     total = norm.detach().to(group.device, torch.float64).reshape(1)
@@ -169,12 +162,6 @@ def clip_gradients(
         total = total**norm_type
         dist.all_reduce(total, group=group.handle)
         total = total ** (1 / norm_type)
-    if not bool(torch.isfinite(total)):
-        raise ConfigError(
-            f"the gradient norm over the pipeline is {float(total)}; some gradient is not a number: lower the learning "
-            "rate, or scale the loss"
-        )
-    torch.nn.utils.clip_grads_with_norm_(given, max_norm, total[0], foreach=False)
     return total[0]
 
 

@@ -55,21 +55,29 @@ class FailureGuard:
         if isinstance(error, WorkerDied) or self._dog is None:
             self.failed = error if isinstance(error, WorkerDied) else WorkerDied(str(error))
             raise error
-        if looks_like_transport(error):  # mostly the echo of another rank's failure
-            failure = self._dog.wait_for_news(ECHO_WAIT)
-            if failure is not None and failure.rank != self.rank:
-                self.failed = self._news(failure)
-                raise self.failed from error
+        self.raise_cause(error)
         self._dog.report(f"{type(error).__name__}: {error}")
         self.failed = WorkerDied(f"rank {self.rank} failed at {self.position}: {error}")
         raise error
+
+    def raise_cause(self, error: BaseException) -> None:
+        """Raise what went wrong elsewhere, if `error` is the echo of it, as errors of the transport mostly are."""
+        if self._dog is None or not looks_like_transport(error):
+            return
+        failure = self._dog.wait_for_news(ECHO_WAIT)
+        if failure is not None and failure.rank != self.rank:
+            self.failed = self._news(failure)
+            raise self.failed from error
 
     def close(self, *, together: bool = True) -> None:
         """Say goodbye; `together` waits for every process, so that nobody leaves while somebody may still fail."""
         if self._dog is None:
             return
         if together and self.failed is None:
-            dist.barrier()
+            try:
+                dist.barrier()
+            except RuntimeError as error:
+                self.fail(error)
         atexit.unregister(self._at_exit)
         self._dog.close()
         if self._hub is not None:

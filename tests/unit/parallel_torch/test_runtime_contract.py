@@ -168,3 +168,14 @@ def test_proved_gives_both_lists() -> None:
     assert train.is_lowered
     kinds = {a.kind for row in evaluate.rows for a in row}
     assert not kinds & {Kind.B, Kind.I, Kind.W, Kind.SEND_B, Kind.RECV_B}
+
+
+def test_the_evaluation_loss_of_a_diverged_model_is_not_none(alone: None) -> None:
+    """NaN is a loss; None says that there was no target."""
+    stages = [PipelineStage(nn.Linear(2, 2))]
+    pipeline = DistributedPipeline(stages, 1, Schedule.from_csv("0F0,0B0"), nn.functional.mse_loss)
+    batch = torch.full((1, 2), float("nan"))
+    loss = pipeline.eval(batch, torch.zeros(1, 2)).loss
+    assert loss is not None
+    assert loss.isnan()
+    assert pipeline.eval(batch).loss is None
