@@ -40,7 +40,7 @@ from headrace.run.board import Board, open_board
 from headrace.run.consumer import Consumer, Producer
 from headrace.run.digest import DigestLog
 from headrace.run.host import EngineSpec, HostedEngine
-from headrace.run.iteration import PipelineIterator
+from headrace.run.iteration import CATCH_UP_S, PipelineIterator
 from headrace.run.node_client import NodeEngine
 from headrace.run.sample import sample_before
 from headrace.run.uneven_plan import Ending, Run, launchers_store, plan_ending
@@ -241,7 +241,7 @@ class Pipeline(Chain):
         """Keep what is asked for after a run has ended. One that has delivered nothing leaves the position as it was."""
         consumer = run.consumer
         if consumer.begun:
-            self._bookmark = self._bookmark.moved(run.state())
+            self._bookmark = self._bookmark.moved(run.state(CATCH_UP_S))
         self._summary = summarize(consumer.producer.summary(), consumer.deliveries)
 
     # -- checkpoints ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -35,6 +36,10 @@ class Producer(Protocol):
 
     def take(self) -> deque[tuple[Turn, Message]]:
         """Messages that are ready; `Finished` at the end."""
+        ...
+
+    def ready(self, within: float) -> bool:
+        """Whether `take` returns within so many seconds; waits up to them for that."""
         ...
 
     def sources(self, lane: int) -> dict[int, dict[str, Any]]:
@@ -83,9 +88,12 @@ class Consumer:
         """Given by `next`, and not delivered yet."""
         self.begun = False
         """Whether a batch was delivered, or the end was met."""
+        self.behind: tuple[int, ...] = ()
+        """Lanes whose state in the last snapshot counts batches of other groups that have not come past here."""
+        self._deadline: float | None = None
         self._lock = threading.Lock()
         self._pulling = threading.Lock()
-        self._stream = Stream(producer.take) if ending is None else ending.stream(producer.take)
+        self._stream = Stream(self._take) if ending is None else ending.stream(self._take)
 
     def start(self) -> None:
         """Start the producer."""
@@ -96,6 +104,11 @@ class Consumer:
         """Stop the producer."""
         self._stream.close()
         self.producer.close()
+
+    def _take(self) -> deque[tuple[Turn, Message]]:
+        if self._deadline is not None and not self.producer.ready(self._deadline - time.monotonic()):
+            raise TimeoutError
+        return self.producer.take()
 
     def next(self) -> Block | Item:
         """The next batch for this rank, which counts when it is delivered; StopIteration at the end."""
@@ -170,14 +183,20 @@ class Consumer:
         """What a checkpoint holds now. Lanes shared with other groups are first brought up to the same position."""
         return self.snapshot()[1]
 
-    def snapshot(self) -> tuple[int, dict[int, LaneState]]:
-        """Position and lane states that belong together, also while another thread takes batches."""
+    def snapshot(self, within: float | None = None) -> tuple[int, dict[int, LaneState]]:
+        """Position and lane states that belong together, also while another thread takes batches.
+
+        within: seconds that may be waited for those of other groups, while a run is being closed; None: as long as they take.
+        """
         if self.topology.overhead > 1 and self._pulling.acquire(blocking=False):
+            self._deadline = None if within is None else time.monotonic() + within
             try:
                 self._catch_up()
             finally:
+                self._deadline = None
                 self._pulling.release()
         with self._lock:
+            self.behind = tuple(filter(self._untold, self._progress))
             return self.position, {
                 lane: progress.state(self._untold(lane)) for lane, progress in self._progress.items()
             }
@@ -191,7 +210,7 @@ class Consumer:
     def _catch_up(self) -> None:
         """Follow the batches of other groups before this rank's position, which are on their way."""
         with contextlib.suppress(Exception):  # whatever ended the engine: the loop raises it, a checkpoint need not
-            while not self._ahead and self._offered is None:
+            while not self._ahead and self._offered is None and any(map(self._untold, self._progress)):
                 try:
                     turn, message = self._stream.pull()
                 except StopIteration:

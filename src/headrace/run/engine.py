@@ -27,7 +27,7 @@ from headrace.core.block import DATASET, ROW, SHARD, Block
 from headrace.core.checkpoint import LaneState, Span
 from headrace.core.lanes import Topology, Turn
 from headrace.core.message import Cut, End, Item, Message
-from headrace.core.plan import Plan, Stage
+from headrace.core.plan import Node, Plan, Stage
 from headrace.errors import DataError, OperatorError, RecordError
 from headrace.observe.counters import Counters, OperatorCounters
 from headrace.observe.summary import EngineSummary, summarize_engine
@@ -50,6 +50,11 @@ _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _close_all() -> None:
     for engine in list(_live):
         engine.close()
+
+
+def _is_ours(node: Node) -> bool:
+    op = node.op
+    return type(op).__module__.startswith("headrace.ops.") and not hasattr(op, "fn") and not hasattr(op, "predicate")
 
 
 class Engine:
@@ -93,6 +98,7 @@ class Engine:
         self._threaded = any(stage.pooled for stage in plan.stages)
         self.buffer = Handover(plan.prefetch, options.prefetch_bytes, fixed=options.prefetch_batches is not None)
         self._inline: Generator[tuple[Turn, Message]] | None = None
+        self._inline_s = 0.0
         self._thread: threading.Thread | None = None
         self._closed = False
         pooled = {i: stage.workers for i, stage in enumerate(plan.stages) if stage.pooled}
@@ -175,11 +181,22 @@ class Engine:
         try:
             if self._inline is None:
                 return self.buffer.take()
+            before = time.perf_counter()
             for item in self._inline:
+                self._inline_s = time.perf_counter() - before
                 return deque([item])
         except RecordFault as fault:
             raise self._explain(fault) from fault.original
         raise Finished
+
+    def ready(self, within: float) -> bool:
+        """Whether `take` returns within so many seconds; waits up to them for that.
+
+        Inline it goes by what the last one took, and does not rely on it where functions of the user run.
+        """
+        if self._inline is None:
+            return self.buffer.ready(within)
+        return self._inline_s <= within and all(map(_is_ours, self.plan.nodes))
 
     # -- what a consumer needs beside the messages ---------------------------------------------------
 

@@ -88,6 +88,11 @@ class Handover:
                 raise self._failure
             raise Finished
 
+    def ready(self, within: float) -> bool:
+        """Whether `take` need not wait; waits up to `within` seconds for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._items) or self._ended(), within)
+
     def _ended(self) -> bool:
         return self._closed or self._finished or self._failure is not None
 

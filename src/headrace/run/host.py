@@ -147,6 +147,11 @@ class RemoteEngine:
             raise Finished
         return deque(packet.messages)
 
+    def ready(self, within: float) -> bool:
+        """Not known: the other side may be in a user's function."""
+        del within
+        return False
+
     def sources(self, lane: int) -> dict[int, dict[str, Any]]:
         """The work source's states, as the other side last told them."""
         return self._sources[lane]

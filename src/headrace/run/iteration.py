@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 from headrace.core import checkpoint as ckpt
 from headrace.core.block import Block
@@ -17,6 +17,9 @@ from headrace.run.uneven import is_masked
 from headrace.types import SampleBatch
 
 _log = logging.getLogger("headrace")
+
+CATCH_UP_S: Final = 0.3
+"""Seconds that the end of a run waits for batches of other groups, so that its last checkpoint is the same as theirs."""
 
 
 class PipelineIterator(Iterator[Any]):
@@ -77,10 +80,13 @@ class PipelineIterator(Iterator[Any]):
         batch = SampleBatch.from_block(message)
         return batch if self._batched else batch.records[0]
 
-    def state(self) -> dict[str, Any]:
-        """The checkpoint of this run as it stands."""
-        position, lanes = self.consumer.snapshot()
-        return ckpt.assemble(self._recipe, self.consumer.topology.lanes, position, lanes)
+    def state(self, within: float | None = None) -> dict[str, Any]:
+        """The checkpoint of this run as it stands; `within` as for `Consumer.snapshot`."""
+        position, lanes = self.consumer.snapshot(within)
+        state = ckpt.assemble(self._recipe, self.consumer.topology.lanes, position, lanes)
+        for lane in self.consumer.behind:
+            state["lanes"][str(lane)][ckpt.CAUGHT_UP] = True
+        return state
 
     def _tell_if_empty(self) -> None:
         deliveries = self.consumer.deliveries

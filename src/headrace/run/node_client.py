@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -90,6 +91,13 @@ class NodeEngine(RemoteEngine):
         with contextlib.suppress(OSError):  # if it has ended, the next receive says so
             self._sock.send(b"+")
         return self._received(frame.decode())
+
+    def ready(self, within: float) -> bool:
+        """Whether a packet has begun to arrive, or does so in time."""
+        assert self._sock is not None
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(max(0.0, within) * 1000))
 
     def _ended(self) -> WorkerDied:
         how = "ended"
