@@ -1,7 +1,7 @@
 """Which schedule, and which cut: every candidate with its time, bubble, bytes and gap, and why it was not taken.
 
 The choice is the fastest that fits. Memory is counted as torch's runtime spends it: activations until the weight gradient,
-receive buffers for the whole step, parameters with gradients and optimizer.
+all that is sent in the step, parameters with gradients and optimizer.
 """
 
 from __future__ import annotations
@@ -102,6 +102,11 @@ class Plan:
     def num_layers_per_stage(self) -> tuple[int, ...]:
         """The cut of the choice."""
         return self.choice.counts
+
+    @property
+    def recompute(self) -> bool:
+        """Whether the choice recomputes activations: `split_model` is to be told, or the memory planned for will not do."""
+        return self.choice.checkpointing
 
     def prove(self) -> Proof:
         """The static proof of the choice."""

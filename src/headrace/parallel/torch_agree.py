@@ -120,7 +120,7 @@ def verdict(everyone: Sequence[Terms], rank: int, failed: Exception | None) -> E
         error = ConfigError(
             f"the ranks of this pipeline were not given the same: {'; '.join(found)}{also}. All need the same schedule, cut and "
             "options: let rank 0 alone call plan(), and hand what it found to all, with choice = [plan.schedule, "
-            "plan.num_layers_per_stage] and torch.distributed.broadcast_object_list(choice, src=0)"
+            "plan.num_layers_per_stage, plan.recompute] and torch.distributed.broadcast_object_list(choice, src=0)"
         )
         error.__cause__ = failed
         return error

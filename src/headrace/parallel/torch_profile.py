@@ -102,10 +102,10 @@ def plan(
 ) -> Plan:
     """Measure the model on one microbatch (`sample`) and choose schedule and cut for `ranks` ranks.
 
-    The result's `explain()` lists every candidate; `schedule` and `num_layers_per_stage` are what to run:
+    The result's `explain()` lists every candidate; `schedule`, `num_layers_per_stage` and `recompute` are what to run:
 
         plan = headrace.parallel.plan(model, sample, ranks=4, num_microbatches=16, memory=6 * 2**30)
-        stages = split_model(model, plan.num_layers_per_stage)
+        stages = split_model(model, plan.num_layers_per_stage, recompute=plan.recompute)
         pipeline = DistributedPipeline(stages, 16, plan.schedule, loss_fn)
     """
     layers = profile_layers(model, sample, target, loss_fn)

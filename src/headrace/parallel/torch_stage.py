@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headrace.errors import ConfigError, OperatorError
+from headrace.parallel.layers import even_split
 
 Activation = Tensor | tuple[Tensor, ...]
 Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Sequence[tuple[str, nn.Module]]
@@ -171,11 +172,7 @@ def _counts(num_layers: int, given: Sequence[int] | None, num_stages: int | None
     if (given is None) == (num_stages is None):
         raise ConfigError("say num_layers_per_stage=[...] or num_stages=..., one of the two")
     if given is None:
-        stages = cast(int, num_stages)
-        if not 1 <= stages <= num_layers:
-            raise ConfigError(f"num_stages is {stages}, but {num_layers} layers make 1 to {num_layers} stages")
-        short, extra = divmod(num_layers, stages)
-        return [short + (stage < extra) for stage in range(stages)]
+        return list(even_split(num_layers, cast(int, num_stages)))
     counts = list(given)
     for stage, count in enumerate(counts):
         if count < 1:

@@ -167,6 +167,7 @@ def test_plan_explains_itself():
     assert "cap 2 GiB" in text
     assert f"layers per stage {list(plan.choice.counts)}" in text
     assert plan.num_layers_per_stage == plan.choice.counts
+    assert plan.recompute is plan.choice.checkpointing
 
 
 def test_plan_predicts_proves_and_draws_its_choice(tmp_path):

@@ -239,7 +239,7 @@ def test_several_inputs_per_microbatch() -> None:
         (lambda: split_model(nn.Linear(2, 2), [1]), "not a list of layers"),  # type: ignore[arg-type]
         (lambda: split_model([nn.Linear(2, 2)] * 3, [1, 1]), "adds up to 2"),
         (lambda: split_model([nn.Linear(2, 2)] * 3, [3, 0]), "stage 1 0 layers"),
-        (lambda: split_model([nn.Linear(2, 2)] * 3, num_stages=4), "num_stages is 4"),
+        (lambda: split_model([nn.Linear(2, 2)] * 3, num_stages=4), "3 layers cannot fill 4 stages"),
         (lambda: split_model([nn.Linear(2, 2)], [1], num_stages=1), "one of the two"),
         (lambda: split_model([("a", nn.Linear(2, 2))] * 2, [1, 1]), "called 'a'"),
     ],
