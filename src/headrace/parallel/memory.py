@@ -57,9 +57,10 @@ def peak_in_flight(schedule: Schedule, release: Release = "W") -> InFlight:
 
 
 def fixed_bytes(schedule: Schedule, costs: StageCosts, rank: int) -> int:
-    """Bytes a rank holds all the time: its stages' state, and one receive buffer for each message of the step.
+    """Bytes that a rank does not get back within a step: its stages' state, and every message that it has sent.
 
-    torch's runtime allocates the buffers of all M microbatches up front and keeps them.
+    torch's runtime waits for sends at the end of the step, and what is sent is held until then: M activations for each link to
+    a later rank, M gradients for each link to an earlier one. Received tensors are held from their receive to their use.
     """
     total = 0
     place = schedule.stage_to_rank

@@ -4,7 +4,8 @@
 stage (buffers, sends, receives, FSDP hooks). `Engine` feeds it our own proved lists and differs from it in four ways:
 
 * shapes are given, never found by running a stage on uninitialised memory, and each microbatch may have its own;
-* receive buffers live from their receive to their use, not M of them from the first step to the last;
+* receive buffers live from their receive to their use, not M of them from the first step to the last, and the loss of a
+  microbatch lets go of its graph after its backward. What was sent is held to the end of the step: torch waits for it there;
 * a split backward defers weight gradients (`torch_defer`), so activation checkpointing recomputes once;
 * every action is timed, and its place in the list is known to the watchdog while it runs.
 
@@ -185,6 +186,8 @@ class _Stage(TorchStage):
                 )
         finally:
             self.gradients.deferring = False
+        if loss is not None:
+            loss.detach_()  # torch keeps the losses of the step, whose graphs hold the stage's inputs
         self._empty(self.grad_recv_info[bwd_chunk_id])
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:

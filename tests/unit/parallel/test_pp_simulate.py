@@ -78,7 +78,7 @@ def test_bytes_are_state_buffers_and_activations():
     costs = StageCosts(
         (1, 1, 1), (1, 1, 1), (1, 1, 1), boundary=(10, 20), activation=(100, 200, 300), state=(1000, 2000, 3000)
     )
-    # Receive buffers for all six microbatches: a rank in the middle gets activations from one side, gradients from the other.
+    # What is sent, of all six microbatches: a rank in the middle sends activations to one side, gradients to the other.
     assert peak_bytes(schedule, costs) == (1000 + 60 + 3 * 100, 2000 + 60 + 120 + 2 * 200, 3000 + 120 + 300)
 
 

@@ -16,7 +16,8 @@ from headrace.errors import ConfigError
 from headrace.parallel import Action, Kind, Schedule, build_schedule, schedules
 from headrace.parallel.action import overlap
 from headrace.parallel.lower import lower
-from headrace.parallel.torch_distributed import DistributedPipeline, proved
+from headrace.parallel.torch_distributed import DistributedPipeline, RunOptions, proved
+from headrace.parallel.torch_memory import LiveBytes
 from headrace.parallel.torch_pipeline import Pipeline
 from headrace.parallel.torch_record import Position, WatchedRow
 from headrace.parallel.torch_runtime import check_interface
@@ -179,3 +180,30 @@ def test_the_evaluation_loss_of_a_diverged_model_is_not_none(alone: None) -> Non
     assert loss is not None
     assert loss.isnan()
     assert pipeline.eval(batch).loss is None
+
+
+class Scale(nn.Module):
+    """A stage whose activation is its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_memory_does_not_grow_with_the_microbatches(alone: None) -> None:
+    """One microbatch after the other on one rank: the losses that torch keeps must not keep the inputs of their stage."""
+    peaks: list[float] = []
+    for count in (2, 16):
+        text = ",".join(f"0F{m},1F{m},1B{m},0B{m}" for m in range(count))
+        options = RunOptions(keep_outputs=False)
+        stages = [PipelineStage(Scale()) for _ in range(2)]
+        pipeline = DistributedPipeline(stages, count, Schedule.from_csv(text), nn.functional.mse_loss, options)
+        batch, target = torch.ones(count, 4096), torch.zeros(count, 4096)
+        pipeline.step(batch, target)
+        with LiveBytes() as live:
+            pipeline.step(batch, target)
+        peaks.append(live.peak / (4096 * 4))
+    assert peaks[1] < peaks[0] + 1
