@@ -24,8 +24,8 @@ from typing import Any
 from headrace.builder import Chain
 from headrace.core import checkpoint as ckpt
 from headrace.core.accept import Target, passed_over, take_over
-from headrace.core.bookmark import Bookmark
-from headrace.core.checkpoint import LaneState
+from headrace.core.bookmark import Bookmark, Start
+from headrace.core.checkpoint import LaneState, Snapshot
 from headrace.core.entries import from_entries, to_entries
 from headrace.core.lanes import Topology
 from headrace.core.part import split
@@ -162,7 +162,8 @@ class Pipeline(Chain):
             raise RuntimeError(
                 "this pipeline is being iterated already; close that iterator first, or build another pipeline"
             )
-        start, position, topology = self._starting_point()
+        start = self._start()
+        topology, position = start.topology, start.at.position
         if topology.overhead > 1 and not self._options.deterministic:
             raise ConfigError(
                 f"deterministic=False with {topology.groups} groups over {topology.lanes} lanes: groups that compute the same lane "
@@ -171,14 +172,20 @@ class Pipeline(Chain):
         if not position:
             self._tell_if_ranks_are_not_told_apart()
         plan, recipe, digests = self.plan(), self.recipe(), None
-        spec = EngineSpec(plan, self._options, topology, self.work_source, start, position)
+        spec = EngineSpec(plan, self._options, topology, self.work_source, start.at.lanes, position)
         with ExitStack() as on_failure:
             if self._options.digest:
                 digests = DigestLog(self._options.digest_path, topology, position, recipe, self._datasets)
                 on_failure.callback(digests.close)
             producer = self._producer(spec)
+            ending = self._ending(spec, producer)
+            if start.apart and (self._options.share is not None or ending.rule != "keep"):
+                raise CheckpointError(
+                    "this checkpoint was saved with uneven='keep' after lanes had ended, and groups stand at different places: "
+                    "continue with uneven='keep', without share"
+                )
             iterator = PipelineIterator(
-                Consumer(producer, start, position, self._options.cut_every, self._ending(spec, producer)),
+                Consumer(producer, spec.start, position, self._options.cut_every, ending, start.at.passed),
                 recipe,
                 self._remember,
                 batched=plan.batched,
@@ -212,7 +219,7 @@ class Pipeline(Chain):
     def _producer(self, spec: EngineSpec) -> Producer:
         """The engine here, in a process of its own, or shared by the ranks of this node."""
         if self._options.share == "node":
-            state = ckpt.assemble(self.recipe(), spec.topology.lanes, spec.position, spec.start)
+            state = ckpt.assemble(self.recipe(), spec.topology.lanes, Snapshot(spec.position, spec.start))
             return NodeEngine(spec, state)
         return HostedEngine(spec) if self._options.mtp_mode else spec.build()
 
@@ -221,12 +228,10 @@ class Pipeline(Chain):
         iterator = None if self._iterator is None else self._iterator()
         return None if iterator is None or iterator.closed else iterator
 
-    def _starting_point(self) -> tuple[dict[int, LaneState], int, Topology]:
-        if not self._bookmark.waits:
-            topology = self.topology
-            return self._fresh(topology), 0, topology
-        state, topology = self._marked(), self.topology
-        return ckpt.require_lanes(state, topology.computed), int(state["position"]), topology
+    def _start(self) -> Start:
+        if self._bookmark.waits:
+            return Start.behind(self._marked(), self.topology)
+        return Start(Snapshot(0, self._fresh(self.topology)), self.topology)
 
     def _fresh(self, topology: Topology) -> dict[int, LaneState]:
         source, lanes = self.work_source, topology.lanes
@@ -286,7 +291,7 @@ class Pipeline(Chain):
         if self._bookmark.state:
             return self._marked()
         topology = self.topology
-        return ckpt.assemble(self.recipe(), topology.lanes, 0, self._fresh(topology))
+        return ckpt.assemble(self.recipe(), topology.lanes, Snapshot(0, self._fresh(topology)))
 
     def _marked(self) -> dict[str, Any]:
         """The checkpoint at the bookmark, as one of the pipeline as it is now; an error where that has become another."""
@@ -390,7 +395,7 @@ class Pipeline(Chain):
     @property
     def starts_at(self) -> int:
         """Global position of the next iteration's first batch: 0, or that of a restored state that waits."""
-        return self._bookmark.starts_at
+        return self._bookmark.starts_at(self.topology.computed)
 
     def part(self, part: int, parts: int, *, anew: bool = False) -> Pipeline:
         """A copy for one of several loader workers: it delivers batches `part`, `part + parts`, ... of this rank, counted from

@@ -269,7 +269,8 @@ def _behind(lane: LaneState, source: Any) -> LaneState:
     before = source.state()
     while (drawn := source.draw()) is not None and offset >= len(drawn):
         chunk, offset, before = chunk + 1, offset - len(drawn), source.state()
-    return LaneState(chunk, offset if drawn is not None else 0, lane.until, 0, {chunk: before}, until=lane.until)
+    offset = offset if drawn is not None else 0
+    return LaneState(chunk, offset, lane.until, 0, {chunk: before}, until=lane.until, reached=lane.reached)
 
 
 def passed_over(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -6,10 +6,12 @@ compared with the pipeline whenever it is used; whatever is changed in between, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.core.checkpoint import differences
+from headrace.core.checkpoint import LaneState, Snapshot, delivered, differences, position_of, require_lanes
+from headrace.core.lanes import Topology
 from headrace.errors import CheckpointError
 
 
@@ -36,10 +38,9 @@ class Bookmark:
         """For a copy of the pipeline: it starts where this one would, and knows nothing of runs."""
         return self if self.waits else self.anew()
 
-    @property
-    def starts_at(self) -> int:
-        """Global position of the next iteration's first batch."""
-        return int(self.state["position"]) if self.waits else 0
+    def starts_at(self, lanes: Iterable[int]) -> int:
+        """Global position of the next iteration's first batch, for a rank with these lanes."""
+        return position_of(self.state, lanes) if self.waits else 0
 
     def of(self, recipe: dict[str, Any], lanes: int) -> dict[str, Any]:
         """The state that a run has left, which must be one of this recipe."""
@@ -52,3 +53,27 @@ class Bookmark:
                 "\n  - " + "\n  - ".join(changed) + "\nTake the checkpoint before the change; iterating begins anew"
             )
         return self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins on a rank."""
+
+    at: Snapshot
+    topology: Topology
+    apart: bool = False
+    """Whether ranks begin at different positions, since groups had ended apart."""
+
+    @classmethod
+    def behind(cls, state: Mapping[str, Any], topology: Topology) -> Start:
+        """From a checkpoint of all ranks, or of one."""
+        lanes = require_lanes(state, topology.computed)
+        position = position_of(state, lanes)
+        further = {lane: held.reached for lane, held in lanes.items() if held.reached > position}
+        ahead = tuple((lane, topology.taken(reached, lane)) for lane, reached in further.items())
+        start: dict[int, LaneState] = {
+            lane: replace(held, reached=further.get(lane, 0)) for lane, held in lanes.items()
+        }
+        apart = any("reached" in held for held in state["lanes"].values())
+        at = Snapshot(position, start, position - delivered(state))
+        return cls(at, replace(topology, ahead=ahead) if ahead else topology, apart)

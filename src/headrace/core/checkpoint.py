@@ -65,7 +65,8 @@ class LaneState:
     rows came from. `operators` is empty for a lane that has not met a cut. `until` is a position (as `position`, in samples of the
     lane) that all batches taken so far came from before. `changes` are those on purpose since the cut, the first one first;
     `taken` counts from the last. `ever_changed`: the run was changed on purpose some time, so that the number of batches so far is
-    not what the recipe would give.
+    not what the recipe would give. `reached`: the run's position that this lane stands at, where others of the same run stand at
+    an earlier one (see `merge`); else 0.
     """
 
     chunk: int
@@ -78,6 +79,7 @@ class LaneState:
     until: int = 0
     changes: tuple[Change, ...] = ()
     ever_changed: bool = False
+    reached: int = 0
 
     @property
     def taken_in_all(self) -> int:
@@ -99,6 +101,7 @@ class LaneState:
             **order,
             **changes,
             **({"ever_changed": True} if self.ever_changed else {}),
+            **({"reached": self.reached} if self.reached else {}),
         }
 
     @classmethod
@@ -115,6 +118,7 @@ class LaneState:
             int(data["until"]),
             tuple(Change(**change) for change in data.get("changes", ())),
             bool(data.get("ever_changed", False)),
+            int(data.get("reached", 0)),
         )
 
 
@@ -176,14 +180,38 @@ def _unpack_ints(body: memoryview, n: int) -> tuple[Ints, memoryview]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def assemble(recipe: dict[str, Any], lanes_total: int, position: int, lanes: Mapping[int, LaneState]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How far a rank's delivery has got.
+
+    position: of the run; this rank has delivered what it has before it. passed: places before it that this rank had nothing for,
+    since their lanes had ended, so that `position - passed` is the same on ranks that have delivered equally many batches.
+    ended: nothing is left for this rank, while others may go on.
+    """
+
+    position: int
+    lanes: Mapping[int, LaneState]
+    passed: int = 0
+    ended: bool = False
+
+    def place(self) -> dict[str, Any]:
+        """As a msgpack-able dict. Only runs whose groups end apart have more than the position."""
+        passed = {"passed": self.passed} if self.passed else {}
+        return {"position": self.position, **passed, **({"ended": True} if self.ended else {})}
+
+
+PLACE: Final = ("position", "passed", "ended")
+"""Keys of a checkpoint that say how far delivery has got."""
+
+
+def assemble(recipe: dict[str, Any], lanes_total: int, at: Snapshot) -> dict[str, Any]:
     """One rank's checkpoint: the recipe it belongs to, global batches delivered, and its lanes."""
     return {
         "format": FORMAT,
         "canonical_replicas": lanes_total,
-        "position": position,
+        **at.place(),
         "recipe": recipe,
-        "lanes": {str(lane): state.encode() for lane, state in sorted(lanes.items())},
+        "lanes": {str(lane): state.encode() for lane, state in sorted(at.lanes.items())},
     }
 
 
@@ -211,6 +239,11 @@ def from_any(state: Any) -> dict[str, Any]:
             raise CheckpointError(f"this checkpoint is damaged: its {key} is {value!r}")
     if not isinstance(state["recipe"], Mapping) or not isinstance(state["lanes"], Mapping):
         raise CheckpointError("this checkpoint is damaged: its recipe and its lanes are not both mappings")
+    if not all(isinstance(held, Mapping) for held in state["lanes"].values()):
+        raise CheckpointError("this checkpoint is damaged: its lanes are not all mappings")
+    more = [state.get("passed", 0), *(held.get("reached", 0) for held in state["lanes"].values())]
+    if not all(isinstance(value, int) for value in more):
+        raise CheckpointError(f"this checkpoint is damaged: its positions are {more}")
     if state["format"] > FORMAT:
         raise CheckpointError(
             f"checkpoint format {state['format']} is newer than this headrace reads ({FORMAT}); upgrade headrace"
@@ -218,28 +251,79 @@ def from_any(state: Any) -> dict[str, Any]:
     return dict(state)
 
 
+def delivered(state: Mapping[str, Any]) -> int:
+    """Global batches, as far as one rank knows: those it has delivered, times the number of groups."""
+    return int(state["position"]) - int(state.get("passed", 0))
+
+
+def of_one_step(states: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether ranks saved these after equal numbers of batches; a rank for which nothing was left may have fewer."""
+    states = list(states)
+    going = {delivered(state) for state in states if not state.get("ended")}
+    return not going or (len(going) == 1 and all(delivered(state) <= max(going) for state in states))
+
+
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The union of several ranks' checkpoints; they must be of one recipe and one position, and agree on shared lanes."""
-    first = dict(states[0])
-    lanes = dict(first["lanes"])
-    for number, state in enumerate(states[1:], 1):
-        for key in ("canonical_replicas", "position"):
-            if state[key] != first[key]:
-                raise CheckpointError(
-                    f"checkpoints 0 and {number} contradict each other: {key} is {first[key]} and {state[key]}; "
-                    "restore states that were saved at the same step"
-                )
-        changed = differences(first["recipe"], state["recipe"])
-        if changed:
-            raise CheckpointError(f"checkpoints 0 and {number} are of different recipes: " + "; ".join(changed))
-        for lane, lane_state in state["lanes"].items():
-            held = lanes.setdefault(lane, lane_state)
+    """The union of several ranks' checkpoints; they must be of one recipe and one step, and agree on shared lanes.
+
+    Groups that end apart (uneven="keep") pass over the turns of lanes that have ended. So near the end of the data they stand at
+    different positions at the same step. The union then stands at the first of these, and lanes that are further say so.
+    """
+    if len(states) == 1:
+        return dict(states[0])
+    first, lanes, reached = states[0], dict[str, Any](), dict[str, int]()
+    for number, state in enumerate(states):
+        _check_alike(first, number, state)
+        for lane, found in state["lanes"].items():
+            theirs = {key: value for key, value in found.items() if key != "reached"}
+            held = lanes.setdefault(lane, theirs)
             if CAUGHT_UP in held:
-                lanes[lane] = lane_state
-            elif CAUGHT_UP not in lane_state and held != lane_state:
-                raise CheckpointError(f"checkpoints 0 and {number} contradict each other about lane {lane}")
-    first["lanes"] = dict(sorted(lanes.items(), key=lambda item: int(item[0])))
-    return first
+                lanes[lane] = theirs
+            elif CAUGHT_UP not in theirs and held != theirs:
+                why = _shared(states)
+                raise CheckpointError(f"checkpoints 0 and {number} contradict each other about lane {lane}{why}")
+            reached[lane] = max(int(state["position"]), found.get("reached", 0), reached.get(lane, 0))
+    if not of_one_step(states):
+        told = ", ".join(str(delivered(state)) for state in states)
+        raise CheckpointError(f"these checkpoints were not saved at the same step: they stand after {told} batches")
+    position = min(reached.values(), default=int(first["position"]))
+    ended = all(state.get("ended", False) for state in states)
+    at = Snapshot(position, {}, position - max(map(delivered, states)), ended)
+    ahead = {lane: {"reached": place} for lane, place in reached.items() if place > position}
+    held = {lane: {**lanes[lane], **ahead.get(lane, {})} for lane in sorted(lanes, key=int)}
+    head = {key: first[key] for key in ("format", "canonical_replicas")}
+    return {**head, **at.place(), **{key: first[key] for key in first if key not in (*head, *PLACE)}, "lanes": held}
+
+
+def _check_alike(first: Mapping[str, Any], number: int, state: Mapping[str, Any]) -> None:
+    """Whether this state can be of the same run and step as the first."""
+    told = {"canonical_replicas": tuple(int(s["canonical_replicas"]) for s in (first, state))}
+    if not of_one_step((first, state)):
+        told["position"] = (delivered(first), delivered(state))
+    for key, (one, other) in told.items():
+        if one != other:
+            raise CheckpointError(
+                f"checkpoints 0 and {number} contradict each other: {key} is {one} and {other}; "
+                "restore states that were saved at the same step"
+            )
+    if state is not first and (changed := differences(first["recipe"], state["recipe"])):
+        raise CheckpointError(f"checkpoints 0 and {number} are of different recipes: " + "; ".join(changed))
+
+
+def _shared(states: Sequence[Mapping[str, Any]]) -> str:
+    """Why states of one step may disagree about a lane that several ranks compute."""
+    if len({state["position"] for state in states}) == 1:
+        return ""
+    return (
+        ": lanes have ended (uneven='keep'), and groups that do not divide the lanes have passed over different ones. Restore each "
+        "rank's own checkpoint on that rank, with as many groups as before"
+    )
+
+
+def position_of(state: Mapping[str, Any], lanes: Iterable[int]) -> int:
+    """Where a rank with these lanes continues."""
+    held, position = state["lanes"], int(state["position"])
+    return min((max(position, held[str(lane)].get("reached", 0)) for lane in lanes), default=position)
 
 
 def require_lanes(state: Mapping[str, Any], needed: Iterable[int]) -> dict[int, LaneState]:
@@ -258,7 +342,7 @@ def _decode_lane(lane: int, data: Any) -> LaneState:
         decoded = LaneState.decode(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, zstandard.ZstdError) as error:
         raise CheckpointError(f"this checkpoint is damaged: lane {lane}: {type(error).__name__}: {error}") from None
-    for key in ("chunk", "offset", "position", "taken"):
+    for key in ("chunk", "offset", "position", "taken", "reached"):
         if getattr(decoded, key) < 0:
             raise CheckpointError(f"this checkpoint is damaged: lane {lane}: its {key} is {getattr(decoded, key)}")
     if decoded.chunk not in decoded.sources:

@@ -34,6 +34,8 @@ class Topology:
     mapping: str = "interleaved"
     node: tuple[int, ...] = ()
     """Groups that share this engine; empty means just `group`."""
+    ahead: tuple[tuple[int, int], ...] = ()
+    """Lanes that are further than the position that the run continues from, with the number of their next batch."""
 
     def __post_init__(self) -> None:
         """A contiguous block needs at least one lane per group."""
@@ -71,7 +73,12 @@ class Topology:
         return len(self.computed) * self.groups / self.lanes / len(self.here)
 
     def turns(self, position: int) -> Iterator[Turn]:
-        """Batches of the computed lanes in global order, from global batch `position` on."""
+        """Batches of the computed lanes in global order, from global batch `position` on, but for those of lanes further on."""
+        ahead = dict(self.ahead)
+        turns = self._all_turns(position)
+        return (turn for turn in turns if turn.number >= ahead.get(turn.lane, 0)) if ahead else turns
+
+    def _all_turns(self, position: int) -> Iterator[Turn]:
         if self.mapping == "contiguous":
             yield from self._contiguous_turns(position)
         lanes, here = frozenset(self.computed), frozenset(self.here)
@@ -108,6 +115,10 @@ class Topology:
             return (self.place(turn) // self.groups + 1) * self.groups + position % self.groups
         return position + ((self.number(turn) - position) // self.groups + 1) * self.groups
 
+    def passed(self, position: int, turn: Turn) -> int:
+        """Places on the way to a batch that the lanes of its group had nothing for."""
+        return 0 if self.groups == 1 else self.after(position, turn) - position - self.groups
+
     def place(self, turn: Turn) -> int:
         """Where a batch stands in the order of delivery: step `s` of one batch a group is places `s * groups` and on."""
         if self.mapping == "contiguous":
@@ -126,7 +137,10 @@ class Topology:
         return following
 
     def taken(self, position: int, lane: int) -> int:
-        """Batches of `lane` among the first `position` of the run."""
+        """Batches of `lane` among the first `position` of the run, or those it begins behind."""
+        return max(self._taken(position, lane), dict(self.ahead).get(lane, 0))
+
+    def _taken(self, position: int, lane: int) -> int:
         if self.mapping == "contiguous":
             block = self.lanes // self.groups
             return _ceil_div(position // self.groups - lane % block, block)

@@ -31,6 +31,10 @@ class PartTopology(Topology):
         """The whole group's position once it has delivered this batch, and its peers theirs."""
         return self.number(turn) + self.whole - (self.group - position) % self.whole
 
+    def passed(self, position: int, turn: Turn) -> int:
+        """Unknown: a worker sees only its part of the group's batches."""
+        return 0
+
 
 def split(topology: Topology, part: int, parts: int) -> PartTopology:
     """The place of the worker that delivers batches `part`, `part + parts`, ... of a group."""

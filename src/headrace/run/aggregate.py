@@ -146,9 +146,8 @@ class Aggregation:
             if answer["world"] != self._world:
                 raise CheckpointError(f"rank {rank} has world_size={answer['world']}, rank 0 has {self._world}")
         states = [answers[rank]["state"] for rank in range(self._world)]
-        positions = {rank: state["position"] for rank, state in enumerate(states)}
-        if len(set(positions.values())) > 1:
-            told = ", ".join(f"rank {rank}: {position}" for rank, position in positions.items())
+        if not ckpt.of_one_step(states):
+            told = ", ".join(f"rank {rank}: {ckpt.delivered(state)}" for rank, state in enumerate(states))
             raise CheckpointError(
                 f"the ranks called checkpoint() after different numbers of global batches ({told}); call it at the same step on all"
             )

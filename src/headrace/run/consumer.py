@@ -11,10 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from headrace.core.block import Block
-from headrace.core.checkpoint import LaneState, Span
+from headrace.core.checkpoint import LaneState, Snapshot, Span
 from headrace.core.lanes import Topology, Turn
 from headrace.core.message import Cut, End, Item, Message
 from headrace.core.tokens import count_tokens
@@ -73,9 +74,13 @@ class Consumer:
         position: int,
         cut_every: int,
         ending: Ending | None = None,
+        passed: int = 0,
     ) -> None:
         self.producer, self.topology, self.position = producer, producer.topology, position
         self.deliveries = Deliveries()
+        self._passed = passed
+        self._ends_apart = ending is not None and ending.rule == "keep" and self.topology.rank_groups > 1
+        self._over = False
         self._progress = {
             lane: LaneProgress(start[lane], producer.sources(lane), producer.released(lane), cut_every)
             for lane in self.topology.computed
@@ -117,7 +122,7 @@ class Consumer:
                 try:
                     turn, message = self._stream.pull()
                 except StopIteration:
-                    self.begun = True
+                    self.begun, self._over = True, self._ends_apart
                     self._count_left_over()
                     raise
                 if self._account(turn, message):
@@ -142,6 +147,7 @@ class Consumer:
             while self._ahead:
                 self._follow(*self._ahead.popleft())
             self._follow(turn, message)
+            self._passed += self.topology.passed(self.position, turn)
             self._offered, self.position, self.begun = None, following, True
             if masked:
                 self.deliveries.padded += 1
@@ -179,12 +185,9 @@ class Consumer:
             progress.took()
             self._numbers[turn.lane] = turn.number + 1
 
-    def lane_states(self) -> dict[int, LaneState]:
-        """What a checkpoint holds now. Lanes shared with other groups are first brought up to the same position."""
-        return self.snapshot()[1]
-
-    def snapshot(self, within: float | None = None) -> tuple[int, dict[int, LaneState]]:
-        """Position and lane states that belong together, also while another thread takes batches.
+    def snapshot(self, within: float | None = None) -> Snapshot:
+        """What a checkpoint holds now, also while another thread takes batches. Lanes shared with other groups are first brought
+        up to this rank's position.
 
         within: seconds that may be waited for those of other groups, while a run is being closed; None: as long as they take.
         """
@@ -197,9 +200,11 @@ class Consumer:
                 self._pulling.release()
         with self._lock:
             self.behind = tuple(filter(self._untold, self._progress))
-            return self.position, {
-                lane: progress.state(self._untold(lane)) for lane, progress in self._progress.items()
-            }
+            lanes = {lane: progress.state(self._untold(lane)) for lane, progress in self._progress.items()}
+            for lane, state in lanes.items():
+                if 0 < state.reached <= self.position:
+                    lanes[lane] = replace(state, reached=0)
+            return Snapshot(self.position, lanes, self._passed, self._over)
 
     def _untold(self, lane: int) -> int:
         """Batches before this rank's position that other groups deliver and that have not come past here (yet)."""

@@ -82,8 +82,7 @@ class PipelineIterator(Iterator[Any]):
 
     def state(self, within: float | None = None) -> dict[str, Any]:
         """The checkpoint of this run as it stands; `within` as for `Consumer.snapshot`."""
-        position, lanes = self.consumer.snapshot(within)
-        state = ckpt.assemble(self._recipe, self.consumer.topology.lanes, position, lanes)
+        state = ckpt.assemble(self._recipe, self.consumer.topology.lanes, self.consumer.snapshot(within))
         for lane in self.consumer.behind:
             state["lanes"][str(lane)][ckpt.CAUGHT_UP] = True
         return state

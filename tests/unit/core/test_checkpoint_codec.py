@@ -41,12 +41,14 @@ def test_a_shuffle_buffer_of_8192_takes_a_few_kilobytes() -> None:
 
 def _state(**changes: object) -> dict:
     lane = ckpt.LaneState(0, 0, 0, 3, {0: {"drawn": 0}})
-    state = ckpt.assemble({"curriculum": {"seed": 1}}, 2, 6, {0: lane})
+    state = ckpt.assemble({"curriculum": {"seed": 1}}, 2, ckpt.Snapshot(6, {0: lane}))
     return {**state, **changes}
 
 
 def test_states_of_several_ranks_become_one() -> None:
-    other = ckpt.assemble({"curriculum": {"seed": 1}}, 2, 6, {1: ckpt.LaneState(0, 0, 0, 3, {0: {"drawn": 0}})})
+    other = ckpt.assemble(
+        {"curriculum": {"seed": 1}}, 2, ckpt.Snapshot(6, {1: ckpt.LaneState(0, 0, 0, 3, {0: {"drawn": 0}})})
+    )
     merged = ckpt.merge([_state(), other])
     assert sorted(ckpt.require_lanes(merged, (0, 1))) == [0, 1]
     with pytest.raises(CheckpointError, match=r"lanes \[1\] are in none"):
@@ -58,7 +60,9 @@ def test_contradicting_states_are_refused() -> None:
         ckpt.merge([_state(), _state(position=8)])
     with pytest.raises(CheckpointError, match=r"curriculum\.seed: 1 -> 2"):
         ckpt.merge([_state(), _state(recipe={"curriculum": {"seed": 2}})])
-    changed = ckpt.assemble({"curriculum": {"seed": 1}}, 2, 6, {0: ckpt.LaneState(0, 0, 0, 4, {0: {"drawn": 0}})})
+    changed = ckpt.assemble(
+        {"curriculum": {"seed": 1}}, 2, ckpt.Snapshot(6, {0: ckpt.LaneState(0, 0, 0, 4, {0: {"drawn": 0}})})
+    )
     with pytest.raises(CheckpointError, match="about lane 0"):
         ckpt.merge([_state(), changed])
 
