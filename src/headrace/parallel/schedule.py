@@ -113,9 +113,13 @@ class Schedule:
 
     @staticmethod
     def load(path: str | Path, num_microbatches: int | None = None) -> Schedule:
-        """Read a schedule from a CSV file; it takes the file's name."""
+        """Read a schedule from a CSV file; it takes the file's name. ScheduleError for a file that is no text."""
         path = Path(path)
-        return Schedule.from_csv(path.read_text(encoding="utf-8"), path.stem, num_microbatches)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ScheduleError(f"{path} is no schedule: not text in UTF-8 ({error.reason} at byte {error.start})") from error
+        return Schedule.from_csv(text, path.stem, num_microbatches)
 
     def save(self, path: str | Path) -> None:
         """Write the schedule as a CSV file."""

@@ -60,6 +60,14 @@ def test_files(tmp_path):
     assert Schedule.load(tmp_path / "zbv.csv") == schedule
 
 
+def test_a_file_that_is_no_text_is_no_schedule(tmp_path: Path) -> None:
+    (tmp_path / "bin.csv").write_bytes(b"0F0,\xff\xfe")
+    with pytest.raises(
+        ScheduleError, match=r"bin.csv is no schedule: not text in UTF-8 \(invalid start byte at byte 4\)"
+    ):
+        Schedule.load(tmp_path / "bin.csv")
+
+
 @pytest.mark.parametrize("name", schedules())
 def test_a_schedule_of_fewer_microbatches_is_a_part(name):
     whole = build_schedule(name, 3, 9)
