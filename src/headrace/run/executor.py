@@ -93,7 +93,9 @@ class ExecutorConfig:
     max_retries: int = 2
     describe: Callable[[Any], str] | None = None
     timeout: float | None = None  # seconds an item may take
-    hand_back: bool = True  # a worker gives up the rest of a batch that turns out slow; False: what workers remember counts
+    hand_back: bool = (
+        True  # a worker gives up the rest of a batch that turns out slow; False: what workers remember counts
+    )
     slab_bytes: int = SLAB_BYTES  # shared memory for large arrays, per worker and direction
     keep_memory: bool = True  # see shm.keep_memory
     zero_copy: bool = False  # large arrays of results are read-only views of shared memory

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from headrace.core.block import Block, Origin, Ragged, Text, concat_blocks, to_list
 from headrace.core.op import BadRows
-from headrace.errors import ConfigError
 from headrace.core.tokens import PIECE_BITS
+from headrace.errors import ConfigError
 from headrace.ops.tokenize import Tokenize
 
 SMALL = Path(__file__).parents[2] / "golden" / "tokenizers" / "small"
