@@ -60,7 +60,7 @@ def test_files(tmp_path):
     assert Schedule.load(tmp_path / "zbv.csv") == schedule
 
 
-def test_a_file_that_is_no_text_is_no_schedule(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_is_no_schedule(tmp_path):
     (tmp_path / "bin.csv").write_bytes(b"0F0,\xff\xfe")
     with pytest.raises(
         ScheduleError, match=r"bin.csv is no schedule: not text in UTF-8 \(invalid start byte at byte 4\)"
