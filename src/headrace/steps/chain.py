@@ -261,11 +261,16 @@ class Chain:
         So what a generator yielded before it raised does not count, and what its neighbours gave does; fused and staged
         pipelines agree on it.
         """
-        if self._passes_failed and type(item) is Failed:
-            outputs.append(item)
-            self._report.failed += 1
-        else:
+        if not self._passed(item, outputs):
             self._guarded_from(0, item, outputs)
+
+    def _passed(self, item: Any, outputs: list[Any]) -> bool:
+        """Whether it is a failure of an earlier stage, which goes past the steps of this one."""
+        if not self._passes_failed or type(item) is not Failed:
+            return False
+        outputs.append(item)
+        self._report.failed += 1
+        return True
 
     def _guarded_from(self, n: int, item: Any, outputs: list[Any]) -> None:
         for output in self._attempt(n, item, outputs):

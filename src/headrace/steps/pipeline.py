@@ -69,7 +69,8 @@ class Pipeline:
     * `timeout`: seconds an item may take; its worker is replaced.
     * `assign`: "any", or a function from an item to its key: all items of a key go to one worker, in order.
     * `shuffle_buffer`, `seed`: shuffle the outputs of `map` and of iteration. With `seed`, `random` and `numpy.random`
-      are also seeded for each item, so that random steps do not depend on the workers; threads then take turns.
+      are also seeded for each item, so that random steps do not depend on the workers, and set back to what they were for the
+      caller; threads then take turns, so with a `seed` they cannot have a `timeout`.
     * `slab_bytes`: shared memory for large arrays, for each worker and direction. `zero_copy`: outputs are read-only views
       of it instead of copies; views that are kept take up its room.
     * `max_pending`: how many enqueued items may wait. `progress`: show a bar.
