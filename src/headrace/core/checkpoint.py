@@ -186,21 +186,18 @@ class Snapshot:
 
     position: of the run; this rank has delivered what it has before it. passed: places before it that this rank had nothing for,
     since their lanes had ended, so that `position - passed` is the same on ranks that have delivered equally many batches.
-    ended: nothing is left for this rank, while others may go on.
     """
 
     position: int
     lanes: Mapping[int, LaneState]
     passed: int = 0
-    ended: bool = False
 
     def place(self) -> dict[str, Any]:
         """As a msgpack-able dict. Only runs whose groups end apart have more than the position."""
-        passed = {"passed": self.passed} if self.passed else {}
-        return {"position": self.position, **passed, **({"ended": True} if self.ended else {})}
+        return {"position": self.position, **({"passed": self.passed} if self.passed else {})}
 
 
-PLACE: Final = ("position", "passed", "ended")
+PLACE: Final = ("position", "passed")
 """Keys of a checkpoint that say how far delivery has got."""
 
 
@@ -257,10 +254,8 @@ def delivered(state: Mapping[str, Any]) -> int:
 
 
 def of_one_step(states: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether ranks saved these after equal numbers of batches; a rank for which nothing was left may have fewer."""
-    states = list(states)
-    going = {delivered(state) for state in states if not state.get("ended")}
-    return not going or (len(going) == 1 and all(delivered(state) <= max(going) for state in states))
+    """Whether ranks saved these after equal numbers of batches."""
+    return len({delivered(state) for state in states}) <= 1
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -283,12 +278,8 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 why = _shared(states)
                 raise CheckpointError(f"checkpoints 0 and {number} contradict each other about lane {lane}{why}")
             reached[lane] = max(int(state["position"]), found.get("reached", 0), reached.get(lane, 0))
-    if not of_one_step(states):
-        told = ", ".join(str(delivered(state)) for state in states)
-        raise CheckpointError(f"these checkpoints were not saved at the same step: they stand after {told} batches")
     position = min(reached.values(), default=int(first["position"]))
-    ended = all(state.get("ended", False) for state in states)
-    at = Snapshot(position, {}, position - max(map(delivered, states)), ended)
+    at = Snapshot(position, {}, position - delivered(first))
     ahead = {lane: {"reached": place} for lane, place in reached.items() if place > position}
     held = {lane: {**lanes[lane], **ahead.get(lane, {})} for lane in sorted(lanes, key=int)}
     head = {key: first[key] for key in ("format", "canonical_replicas")}
@@ -304,7 +295,8 @@ def _check_alike(first: Mapping[str, Any], number: int, state: Mapping[str, Any]
         if one != other:
             raise CheckpointError(
                 f"checkpoints 0 and {number} contradict each other: {key} is {one} and {other}; "
-                "restore states that were saved at the same step"
+                "restore states that were saved at the same step (a group that ended before others, with uneven='keep', has none "
+                "of theirs: restore its own on its ranks)"
             )
     if state is not first and (changed := differences(first["recipe"], state["recipe"])):
         raise CheckpointError(f"checkpoints 0 and {number} are of different recipes: " + "; ".join(changed))

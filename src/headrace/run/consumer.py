@@ -79,8 +79,6 @@ class Consumer:
         self.producer, self.topology, self.position = producer, producer.topology, position
         self.deliveries = Deliveries()
         self._passed = passed
-        self._ends_apart = ending is not None and ending.rule == "keep" and self.topology.rank_groups > 1
-        self._over = False
         self._progress = {
             lane: LaneProgress(start[lane], producer.sources(lane), producer.released(lane), cut_every)
             for lane in self.topology.computed
@@ -122,7 +120,7 @@ class Consumer:
                 try:
                     turn, message = self._stream.pull()
                 except StopIteration:
-                    self.begun, self._over = True, self._ends_apart
+                    self.begun = True
                     self._count_left_over()
                     raise
                 if self._account(turn, message):
@@ -204,7 +202,7 @@ class Consumer:
             for lane, state in lanes.items():
                 if 0 < state.reached <= self.position:
                     lanes[lane] = replace(state, reached=0)
-            return Snapshot(self.position, lanes, self._passed, self._over)
+            return Snapshot(self.position, lanes, self._passed)
 
     def _untold(self, lane: int) -> int:
         """Batches before this rank's position that other groups deliver and that have not come past here (yet)."""
