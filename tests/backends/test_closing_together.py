@@ -36,16 +36,16 @@ def stubborn(x: int) -> int:
 
 
 class Gate:
-    """A function that gets stuck on its further calls until it is let go."""
+    """A function that gets stuck, on its further calls or once another one is, until it is let go."""
 
-    def __init__(self, calls: int) -> None:
-        self._calls, self._lock = calls, threading.Lock()
+    def __init__(self, calls: int = 0, after: Gate | None = None) -> None:
+        self._calls, self._after, self._lock = calls, after, threading.Lock()
         self.stuck, self.open = threading.Event(), threading.Event()
 
     def __call__(self, row: Any) -> Any:
         with self._lock:
             self._calls -= 1
-            late = self._calls < 0
+            late = self._calls < 0 if self._after is None else self._after.stuck.is_set()
         if late:
             self.stuck.set()
             self.open.wait(STUCK)
@@ -74,8 +74,11 @@ def test_leaving_early_ends_the_driving_thread(placement: str) -> None:
 
 
 def test_stages_that_are_stuck_are_waited_for_together() -> None:
-    first, second = Gate(8), Gate(4)
-    pipeline = Pipeline(source(60)).map_transform(first, parallelism=2).shuffle(2).map_transform(second, parallelism=2)
+    second = Gate(4)
+    first = Gate(after=second)
+    pipeline = (
+        Pipeline(source(2000)).map_transform(first, parallelism=2).shuffle(2).map_transform(second, parallelism=2)
+    )
     pipeline.batch(1).options(runner="threads", micro_batch=2, auto_validation="off", flush_every_k_chunks=None)
     iterator = iter(pipeline)
     next(iterator)
