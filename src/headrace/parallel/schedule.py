@@ -118,7 +118,9 @@ class Schedule:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ScheduleError(f"{path} is no schedule: not text in UTF-8 ({error.reason} at byte {error.start})") from error
+            raise ScheduleError(
+                f"{path} is no schedule: not text in UTF-8 ({error.reason} at byte {error.start})"
+            ) from error
         return Schedule.from_csv(text, path.stem, num_microbatches)
 
     def save(self, path: str | Path) -> None:
