@@ -21,9 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from headrace.core.block import Block, Origin
+from headrace.errors import OperatorError
+
+T = TypeVar("T")
 
 Fields = frozenset[str] | None
 """Names of payload fields; None means all of them."""
@@ -66,6 +69,31 @@ class RowFailed(Exception):
 
 
 Worker = Callable[[Block, BadRows], Block]
+
+
+def in_parts(count: int, run: Callable[[int, int], T], bad: BadRows) -> list[T]:
+    """Results of `run(start, stop)` over all rows, in order.
+
+    Where it raises, the rows are halved until those that it fails on alone are found, which go to `bad`. If nothing behind the
+    first of these is wanted, there is nothing behind it.
+    """
+    refused = len(bad.rows)
+
+    def attempt(start: int, stop: int) -> list[T]:
+        if bad.stops and len(bad.rows) > refused:
+            return []
+        try:
+            return [run(start, stop)]
+        except OperatorError:
+            raise
+        except Exception as error:  # noqa: BLE001  a user's code may raise anything; the policy decides
+            if stop - start == 1:
+                bad.add(start, error)
+                return []
+        half = (start + stop) // 2
+        return attempt(start, half) + attempt(half, stop)
+
+    return attempt(0, count)
 
 
 class Operator(Protocol):

@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.core.block import CHUNK, OFFSET, PIECE, Block, Drop, Origin
 from headrace.core.equality import same
-from headrace.core.op import BadRows, Fields, RowFailed, Worker
+from headrace.core.op import BadRows, Fields, RowFailed, Worker, in_parts
 from headrace.errors import ConfigError, OperatorError
 from headrace.ops.map import function_name, require_callable
 from headrace.options import OnError, Validation
@@ -139,17 +139,8 @@ class RecordOp:
     def _passing(self, process: ProcessMany, block: Block, bad: BadRows) -> list[SampleRecord]:
         """What comes of the records that the function does not fail on."""
 
-        def attempt(start: int, stop: int) -> list[SampleRecord]:
-            try:
-                return list(process(_copied(block.slice(start, stop))))
-            except Exception as error:  # noqa: BLE001  the user's code may raise anything; the policy decides
-                if stop - start == 1:
-                    bad.add(start, error)
-                    return []
-            half = (start + stop) // 2
-            return attempt(start, half) + attempt(half, stop)
-
-        return self._checked(attempt(0, len(block)))
+        parts = in_parts(len(block), lambda start, stop: list(process(_copied(block.slice(start, stop)))), bad)
+        return self._checked([record for part in parts for record in part])
 
     def _checked(self, out: list[Any]) -> list[SampleRecord]:
         for record in out:

@@ -31,7 +31,7 @@ from headrace.core.block import (
     to_list,
 )
 from headrace.core.equality import same
-from headrace.core.op import BadRows, Fields, Worker
+from headrace.core.op import BadRows, Fields, Worker, in_parts
 from headrace.core.padding import hidden_columns, padding_of, unknown_padding
 from headrace.core.stack import is_there
 from headrace.core.tokens import HIDDEN
@@ -192,32 +192,18 @@ class MapBlock:
         self, block: Block, rows: Ints, bad: BadRows, part: Callable[[Block], Block], error: Exception
     ) -> Block:
         """What comes of the rows that the function does not fail on; under "raise", of those before the first that it fails on."""
-        refused = len(bad.rows)
-
-        def attempt(start: int, stop: int) -> list[Block]:
-            if bad.stops and len(bad.rows) > refused:
-                return []
-            try:
-                return [part(block.slice(start, stop))]
-            except OperatorError:
-                raise
-            except Exception as alone:  # noqa: BLE001  as above
-                if stop - start == 1:
-                    bad.add(int(rows[start]), alone)
-                    return []
-            half = (start + stop) // 2
-            return attempt(start, half) + attempt(half, stop)
-
-        parts = attempt(0, len(block))
-        if len(bad.rows) == refused:
+        refused = BadRows(stops=bad.stops)
+        parts = in_parts(len(block), lambda start, stop: part(block.slice(start, stop)), refused)
+        for row, alone in zip(refused.rows, refused.errors, strict=True):
+            bad.add(int(rows[row]), alone)
+        if not refused.rows:
             dataset, shard, row = block.origin.firsts()[0, DATASET : ROW + 1].tolist()
             raise OperatorError(
                 f"map_block({function_name(self.fn)}) raised {type(error).__name__}: {error} on {len(block)} rows that begin with "
                 f"dataset {dataset}, shard {shard}, row {row}, and on none of them alone"
             ) from error
-        return replace(
-            concat_blocks([block.slice(0, 0), *parts]), drops=(*block.drops, *(d for p in parts for d in p.drops))
-        )
+        made = concat_blocks(parts or [block.slice(0, 0)])
+        return replace(made, drops=(*block.drops, *made.drops))
 
     def _named(self, block: Block, bad: BadRows) -> tuple[Block, Ints]:
         """The records that have columns, and which they are."""
@@ -445,6 +431,8 @@ def _handed_over(columns: Mapping[str, Column]) -> dict[str, Any]:
                 out[name] = column.copy()
             case Ragged():
                 out[name] = to_list(Ragged(column.flat.copy(), column.offsets - column.offsets[0]))
+            case Text():
+                out[name] = column.to_str()
             case _:
                 out[name] = [v.copy() if isinstance(v, (np.ndarray, list, dict)) else v for v in to_list(column)]
     return out

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
     from headrace.run.executor import Part
 
-_CAUGHT = (
-    Exception,
-    SystemExit,
-    GeneratorExit,
-)  # not KeyboardInterrupt: in the parent, that is the user at the keyboard
+# Not KeyboardInterrupt: in the parent, that is the user at the keyboard.
+_CAUGHT = (Exception, SystemExit, GeneratorExit)
 _PLAIN = (list, dict, set)
 
 

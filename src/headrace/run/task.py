@@ -38,10 +38,8 @@ def depth(seconds: float, items: int, least: int = 2) -> int:
 
 Words = list[int] | memoryview
 _COMPUTES = 0.15  # share of real time on a processor above which work is computing, not waiting
-RUNNING, STARTED = (
-    0,
-    1,
-)  # the two words that a supervisor may read at any time; a thread without the second begins no item more
+# The two words that a supervisor may read at any time; a thread without the second begins no item more.
+RUNNING, STARTED = 0, 1
 DROPPED = 2  # the word that it writes: one bit for each piece that the worker holds and nobody wants any more
 DROPPED_BITS = 32  # a piece's bit is its number in the worker's life, modulo this; no worker holds so many
 

@@ -154,6 +154,35 @@ def test_a_block_function_that_works_in_place_is_applied_once() -> None:
     assert to_list(out.column("n")) == list(range(1000, 1006))
 
 
+def test_rows_that_a_block_function_can_use_have_its_fields_and_no_others() -> None:
+    def fn(c: dict[str, Any]) -> dict[str, Any]:
+        if 2 in c["n"]:
+            raise ValueError("two")
+        return {"m": c["n"] * 10}
+
+    out, bad = run(MapBlock(fn), block_of(columns={"n": np.arange(5), "text": list("abcde")}))
+    assert {name: to_list(column) for name, column in (out.columns or {}).items()} == {"m": [0, 10, 30, 40]}
+    assert out.origin.ids[:, 2].tolist() == [0, 1, 3, 4] and bad.rows == [2]
+    nothing, _ = run(MapBlock(lambda c: 1 / 0), block_of(columns={"n": np.arange(2)}))
+    assert len(nothing) == 0
+
+
+def test_a_function_may_change_arrays_that_are_read_only_where_they_lie() -> None:
+    stored = np.arange(8).reshape(4, 2)
+    ragged = Ragged(np.arange(4), np.arange(5))
+    for array in (stored, ragged.values):
+        array.flags.writeable = False
+
+    def more(row: dict[str, Any]) -> dict[str, Any]:
+        row["ids"] += 100
+        row["r"] += 100
+        return row
+
+    out, bad = run(MapTransform(more), block_of(columns={"ids": stored, "r": ragged}))
+    assert not bad.rows and [row["ids"].tolist() for row in out.payloads()] == (stored + 100).tolist()
+    assert [row["r"].tolist() for row in out.payloads()] == [[100], [101], [102], [103]]
+
+
 def test_map_block_refuses_records_without_named_fields_one_by_one() -> None:
     out, bad = run(MapBlock(lambda c: c), block_of([{"a": 1}, "text", {"a": 2}, 5]))
     assert out.column("a") == [1, 2] and out.origin.ids[:, 2].tolist() == [0, 2]
